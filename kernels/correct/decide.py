@@ -343,8 +343,8 @@ def weight_at(
     clamp = number(numbers, PLAN, "clamp").to(d.dtype)
     log_ratio = limited(d, -clamp, clamp, PLAN)
     e, excess, k3 = exponential(log_ratio, PLAN)
-    _, ratio_m1, weight_m1, _ = weight_of(Ratio(log_ratio, e, excess, k3), numbers, PLAN)
-    weight = ratio_m1 if k < 2 else weight_m1
+    weights = weight_of(Ratio(log_ratio, e, excess, k3), numbers, PLAN)
+    weight = weights.ratio if k < 2 else weights.weight
     return tl.where(none, extremum, -weight if k % 2 else weight)
 
 
@@ -378,8 +378,8 @@ def put_mean(statistics: tl.tensor, PLAN: tl.constexpr) -> None:
     # The threads of this program have stored both sums.
     tl.debug_barrier()
     weights, units = tl.load(statistics + of_mean(PLAN, 0)), tl.load(statistics + of_mean(PLAN, 1))
-    mean = of_mean(PLAN, 2) + weights / tl.maximum(units, 1.0)
-    tl.store(statistics + place_of_table(PLAN, "mean"), tl.where(mean <= of_mean(PLAN, 3), 1.0, mean))
+    mean = weights / tl.maximum(units, 1.0)
+    tl.store(statistics + place_of_table(PLAN, "mean"), tl.where(mean <= of_mean(PLAN, 2), 1.0, mean))
 
 
 @triton.jit

@@ -52,6 +52,16 @@ class Ratio(NamedTuple):
     k3: tl.tensor  # e^D - 1 - D
 
 
+class TokenWeights(NamedTuple):
+    """The weights of tokens, and 1 less without cancellation next to 1: [PARTS, LANES, VEC] each."""
+
+    log_ratio: tl.tensor
+    ratio_m1: tl.tensor  # ratio - 1
+    ratio: tl.tensor
+    weight_m1: tl.tensor  # weight - 1
+    weight: tl.tensor
+
+
 class SequenceWeights(NamedTuple):
     """The weights of sequences, at token level the means over their tokens: [SEQUENCES] float64 each."""
 
@@ -251,30 +261,32 @@ def bound(
 
 
 @triton.jit
-def weight_of(
-    ratio: Ratio, numbers: tl.tuple, PLAN: tl.constexpr
-) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:  # fmt: skip
-    """Compute a token's weight: its log-ratio, ratio - 1 before and after the bounds, and the weight."""
+def weight_of(ratio: Ratio, numbers: tl.tuple, PLAN: tl.constexpr) -> TokenWeights:
+    """Compute the weights of tokens."""
     log_ratio, e, ratio_m1 = ratio.log_ratio, ratio.e, ratio.excess
     if PLAN.token_clamp:
         most = number(numbers, PLAN, "token_clamp").to(log_ratio.dtype)
         log_ratio = limited(log_ratio, -most, most, PLAN)
         e, ratio_m1, _ = exponential(log_ratio, PLAN)
     weight_m1, weight = bound(log_ratio, ratio_m1, e, numbers, PLAN)
-    return log_ratio, ratio_m1, weight_m1, weight
+    return TokenWeights(log_ratio, ratio_m1, e, weight_m1, weight)
 
 
 @triton.jit
 def measure_weights(
-    found: tl.tuple, measured: tl.tensor, log_ratio: tl.tensor, ratio_m1: tl.tensor, weight_m1: tl.tensor,
-    numbers: tl.tuple, PLAN: tl.constexpr,
+    found: tl.tuple, measured: tl.tensor, weights: TokenWeights, numbers: tl.tuple, PLAN: tl.constexpr
 ) -> tl.tuple:  # fmt: skip
     """Record the statistics of token weights."""
-    weight_m1 = tl.where(measured, weight_m1, 0.0)
-    found = record(found, PLAN, "floats", "ratio_m1", ratio_m1)
-    found = record(found, PLAN, "floats", "weight_m1", weight_m1)
-    found = record(found, PLAN, "token_sums", "raw2", ratio_m1 * ratio_m1)
-    found = record(found, PLAN, "token_sums", "weight2", weight_m1 * weight_m1)
+    log_ratio, ratio_m1 = weights.log_ratio, weights.ratio_m1
+    ratio, weight = tl.where(measured, weights.ratio, 0.0), tl.where(measured, weights.weight, 0.0)
+    weight_m1 = tl.where(measured, weights.weight_m1, 0.0)
+    found = record(found, PLAN, "floats", "ratio", ratio)
+    found = record(found, PLAN, "floats", "weight", weight)
+    found = record(found, PLAN, "token_sums", "raw2", ratio * ratio)
+    # Without a token clamp these are the squares of e^D - 1, which every Spec has.
+    found = record(found, PLAN, "token_sums", "raw_around_one2", ratio_m1 * ratio_m1)
+    found = record(found, PLAN, "token_sums", "weight2", weight * weight)
+    found = record(found, PLAN, "token_sums", "weight_around_one2", weight_m1 * weight_m1)
     # Zeros of no shape: a tensor of them would be moved between threads to be added up.
     above, below = tl.full((), 0.0, ratio_m1.dtype), tl.full((), 0.0, ratio_m1.dtype)
     if PLAN.has_upper:
@@ -286,7 +298,7 @@ def measure_weights(
     found = record(found, PLAN, "token_sums", "tokens_above", above)
     found = record(found, PLAN, "token_sums", "tokens_below", below)
     if PLAN.outside == "zero":
-        found = record_extrema(found, PLAN, "-min_weight", "max_weight", weight_m1, measured)
+        found = record_extrema(found, PLAN, "-min_weight", "max_weight", weights.weight, measured)
     return found
 
 
@@ -303,8 +315,9 @@ def beyond_bounds(
     return above, below
 
 
-# The terms of a unit's weight that statistics add up, and the squares of: see `weight_terms`.
-WEIGHT_TERMS = ("raw", "weight", "raw_plain", "weight_plain")
+# What statistics add up of the weights of units: each `weight_term` and its squares, or the squares alone.
+WEIGHT_TERMS = ("raw", "weight", "raw_around_one", "weight_around_one")
+ADDED_TERMS = tl.constexpr(2)
 
 
 @triton.constexpr_function
@@ -315,9 +328,9 @@ def term_name(unit: str, i: int, power: str = "") -> str:
 
 @triton.jit
 def weight_terms(weights: SequenceWeights, some: tl.tensor) -> tl.tuple:
-    """Return ratio - 1, weight - 1, the ratio and the weight, each 0 where no token is measured."""
+    """Return the ratio, the weight, ratio - 1 and weight - 1, each 0 where no token is measured."""
     ratio_m1, weight_m1 = tl.where(some, weights.ratio_m1, 0.0), tl.where(some, weights.weight_m1, 0.0)
-    return ratio_m1, weight_m1, tl.where(some, weights.ratio, 0.0), tl.where(some, weights.weight, 0.0)
+    return tl.where(some, weights.ratio, 0.0), tl.where(some, weights.weight, 0.0), ratio_m1, weight_m1
 
 
 # --- sequences ---
@@ -374,11 +387,11 @@ def measure_criterion(
 
 
 @triton.jit
-def mean_weights(ratio_m1: tl.tensor, weight_m1: tl.tensor, units: Units) -> SequenceWeights:
-    """Compute the mean weights of sequences from sums of ratio - 1 and of weight - 1 over tokens."""
-    each = tl.maximum(units.n, 1).to(tl.float64)
-    ratio_m1, weight_m1 = ratio_m1 / each, weight_m1 / each
-    return SequenceWeights(tl.log(1.0 + ratio_m1), ratio_m1, 1.0 + ratio_m1, weight_m1, 1.0 + weight_m1)
+def mean_weights(ratio: tl.tensor, weight: tl.tensor, units: Units) -> SequenceWeights:
+    """Compute the mean weights of sequences from sums over tokens; 1 where there is none."""
+    each, some = tl.maximum(units.n, 1).to(tl.float64), units.n > 0
+    ratio, weight = tl.where(some, ratio / each, 1.0), tl.where(some, weight / each, 1.0)
+    return SequenceWeights(tl.log(ratio), ratio - 1.0, ratio, weight - 1.0, weight)
 
 
 @triton.jit
@@ -386,7 +399,7 @@ def weigh_sequences(totals: UnitTotals, units: Units, numbers: tl.tuple, PLAN: t
     """Compute the weight of every unit; of weights of tokens, the mean of its tokens'."""
     n_among = units.n_among
     if PLAN.weighs == "token":
-        return mean_weights(plain(totals, PLAN, "ratio_m1"), plain(totals, PLAN, "weight_m1"), units)
+        return mean_weights(plain(totals, PLAN, "ratio"), plain(totals, PLAN, "weight"), units)
     else:
         if PLAN.token_clamp:
             log_ratio = exact(totals, PLAN, "weight", True)
@@ -415,18 +428,18 @@ def measure_sequence_weights(
     tokens, terms = tl.where(some, n, 0).to(tl.float64), weight_terms(weights, some)
     by_sequences: tl.constexpr = PLAN.weighs != "token" and not PLAN.weighs_turns
     for i in tl.static_range(len(terms)):
-        add(out.sums, PLAN, term_name("sequence_", i), terms[i])
-        add(out.sums, PLAN, term_name("sequence_", i, "2"), terms[i] * terms[i])
-        if by_sequences or i < 2:
+        if i < ADDED_TERMS:
+            add(out.sums, PLAN, term_name("sequence_", i), terms[i])
             add(out.sums, PLAN, term_name("", i), tokens * terms[i])
+        add(out.sums, PLAN, term_name("sequence_", i, "2"), terms[i] * terms[i])
         if by_sequences:
             add(out.sums, PLAN, term_name("", i, "2"), tokens * terms[i] * terms[i])
     add(out.sums, PLAN, "sequences_above", above)
     add(out.sums, PLAN, "sequences_below", below)
-    put_extrema(out.maxima, PLAN, "-min_sequence_raw", "max_sequence_raw", weights.ratio_m1, some)
-    put_extrema(out.maxima, PLAN, "-min_sequence_weight", "max_sequence_weight", weights.weight_m1, some)
+    put_extrema(out.maxima, PLAN, "-min_sequence_raw", "max_sequence_raw", weights.ratio, some)
+    put_extrema(out.maxima, PLAN, "-min_sequence_weight", "max_sequence_weight", weights.weight, some)
     if by_sequences:
         add(out.sums, PLAN, "tokens_above", tl.where(above, n, 0))
         add(out.sums, PLAN, "tokens_below", tl.where(below, n, 0))
-        put_extrema(out.maxima, PLAN, "-min_raw", "max_raw", weights.ratio_m1, some)
-        put_extrema(out.maxima, PLAN, "-min_weight", "max_weight", weights.weight_m1, some)
+        put_extrema(out.maxima, PLAN, "-min_raw", "max_raw", weights.ratio, some)
+        put_extrema(out.maxima, PLAN, "-min_weight", "max_weight", weights.weight, some)

@@ -153,8 +153,8 @@ def k3_beyond(d: tl.tensor, clamp: tl.tensor, PLAN: tl.constexpr) -> tl.tensor:
 
 @triton.jit
 def report_tokens(
-    found: tl.tuple, pair: Pair, among: tl.tensor, ratio: Ratio, k3_more: tl.tensor, weight: tl.tensor,
-    numbers: tl.tuple, PLAN: tl.constexpr,
+    found: tl.tuple, pair: Pair, among: tl.tensor, ratio: Ratio, k3_more: tl.tensor, numbers: tl.tuple,
+    PLAN: tl.constexpr,
 ) -> tl.tuple:  # fmt: skip
     """Record what the schemes report of tokens.
 
@@ -167,7 +167,7 @@ def report_tokens(
         found = record(found, PLAN, "token_sums", "xtuner/k3_beyond", k3_more)
         found = record(found, PLAN, "token_sums", "xtuner/abs_d", tl.abs(d))
     if PLAN.weighs == "token":
-        found = report_token_weights(found, measured, among, ratio, weight, numbers, PLAN)
+        found = report_token_weights(found, measured, among, ratio, numbers, PLAN)
     catastrophic = tl.zeros_like(measured).to(tl.int32)
     for i in tl.static_range(size(PLAN, "criteria")):
         if option_of_tokens(PLAN, i):
@@ -189,8 +189,7 @@ def report_tokens(
 
 @triton.jit
 def report_token_weights(
-    found: tl.tuple, measured: tl.tensor, among: tl.tensor, ratio: Ratio, weight: tl.tensor, numbers: tl.tuple,
-    PLAN: tl.constexpr,
+    found: tl.tuple, measured: tl.tensor, among: tl.tensor, ratio: Ratio, numbers: tl.tuple, PLAN: tl.constexpr
 ) -> tl.tuple:  # fmt: skip
     """Record what the schemes report of token weights."""
     log_ratio, e, excess = ratio.log_ratio, ratio.e, ratio.excess
@@ -198,17 +197,15 @@ def report_token_weights(
         most = number(numbers, PLAN, "token_clamp").to(log_ratio.dtype)
         log_ratio = limited(log_ratio, -most, most, PLAN)
         e, excess, _ = exponential(log_ratio, PLAN)
-    counted = tl.where(measured, weight, 0.0)
-    found = record(found, PLAN, "token_sums", "verl/weight2", counted * counted)
     found = count_tokens(found, PLAN, "verl/tokens_below", below(log_ratio, measured, numbers, PLAN, "verl/log/token"))
     if has(PLAN, "schemes", "xtuner"):
         clamped = tl.where(measured, between(excess, 1.0, numbers, PLAN, "xtuner/ratio"), 0.0)
         bounded = tl.where(measured, between(e, 0.0, numbers, PLAN, "xtuner/ratio"), 0.0)
         over = above(log_ratio, measured, numbers, PLAN, "xtuner/log/token")
         under = below(log_ratio, measured, numbers, PLAN, "xtuner/log/token")
-        found = record(found, PLAN, "token_sums", "xtuner/clamped", clamped)
-        found = record(found, PLAN, "token_sums", "xtuner/clamped2", clamped * clamped)
+        found = record(found, PLAN, "token_sums", "xtuner/weight", bounded)
         found = record(found, PLAN, "token_sums", "xtuner/weight2", bounded * bounded)
+        found = record(found, PLAN, "token_sums", "xtuner/weight_around_one2", clamped * clamped)
         found = count_tokens(found, PLAN, "xtuner/tokens_above", over)
         found = count_tokens(found, PLAN, "xtuner/tokens_below", under)
     if has(PLAN, "counts", "skyrl/clipped"):
@@ -322,9 +319,9 @@ def report_weights(
         add(out.sums, PLAN, "xtuner/tokens_below", tl.where(under, n, 0))
         clamped = between(ratio_m1, 1.0, numbers, PLAN, "xtuner/ratio")
         bounded = between(ratio, 0.0, numbers, PLAN, "xtuner/ratio")
-        add(out.sums, PLAN, "xtuner/clamped", measured * clamped)
-        add(out.sums, PLAN, "xtuner/clamped2", measured * clamped * clamped)
+        add(out.sums, PLAN, "xtuner/weight", measured * bounded)
         add(out.sums, PLAN, "xtuner/weight2", measured * bounded * bounded)
+        add(out.sums, PLAN, "xtuner/weight_around_one2", measured * clamped * clamped)
 
 
 @triton.jit

@@ -141,9 +141,9 @@ class Plan(Tables):
     age_sums: tuple[str, ...] = ()  # the last of token_sums
     age_maxima: tuple[str, ...] = ()  # and of token_maxima
     turns: bool  # turns are measured: slots are of turns, and the offsets that the kernels see are theirs
-    # Where the statistics have the sum of weights and their number, around what they lie, and the smallest mean that
-    # divides them; None: no mean of the batch does.
-    mean: tuple[int, int, float, float] | None = None
+    # Where the statistics have the sum of weights and their number, and the smallest mean that divides them; None: no
+    # mean of the batch does.
+    mean: tuple[int, int, float] | None = None
     # Further columns of the batch.
     call_sums: tuple[str, ...] = ()
     call_maxima: tuple[str, ...] = ()
@@ -162,7 +162,7 @@ class Plan(Tables):
 
     @property
     def registers(self) -> int | None:
-        """The most registers of a thread of `read` on NVIDIA: for 16 warps of a multiprocessor, or 12.
+        """The most registers of a thread of `read` on NVIDIA: for 16 warps of a multiprocessor, 12 or 11.
 
         None is as many as ptxas likes: so few that it needs no cap, or so many that a cap spills hundreds of bytes. The
         bounds follow from its own counts for sm_90, see docs/kernels.md.
@@ -174,6 +174,9 @@ class Plan(Tables):
         if self.full and not self.packed:
             # With all columns 192 spill 16 bytes on sm_100; with few 120 are taken without a cap.
             return 200 if columns > MOST_COLUMNS and self.nonfinite != "propagate" else None
+        if self.full and self.weighs == "token":
+            # Of packed sequences 168 spill 48 bytes on sm_90 and 60 on sm_100.
+            return 184
         many = self.full or columns > MOST_COLUMNS or (self.packed and self.advantages is not None)
         return 168 if many else 128
 

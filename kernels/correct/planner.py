@@ -60,12 +60,12 @@ def plan_of(spec: Spec, *, double: bool, advantages: str | None, ages: str | Non
     return replace(plan, same_numbers=same_numbers(plan))
 
 
-def _mean(spec: Spec) -> tuple[int, int, float, float] | None:
+def _mean(spec: Spec) -> tuple[int, int, float] | None:
     if spec.weight is None or spec.weight.normalize != "batch":
         return None
-    weights, units, center = native.batch_mean(spec)
+    weights, units = native.batch_mean(spec)
     sums = names_of(spec)[0]
-    return sums.index(weights), sums.index(units), center, SMALLEST_MEAN
+    return sums.index(weights), sums.index(units), SMALLEST_MEAN
 
 
 def _criteria(spec: Spec, computes_ages: bool) -> tuple[PlannedCriterion, ...]:
@@ -107,7 +107,7 @@ def _slot_tables(plan: Plan) -> dict[str, tuple[str, ...]]:
     exact += [(str(t.sum), 1 if t.one_limb else 2, propagate or t.external >= 0) for t in sums]
     exact += [("advantage", 2, False)] * plan.averages_advantages
     limbs = [limb for name, many, _ in exact for limb in (name, f"{name}/fraction")[:many]]
-    floats = ["train", "rollout", *["ratio_m1", "weight_m1"] * (plan.weighs == "token"), *["abs_d", "k3"] * plan.turns]
+    floats = ["train", "rollout", *["ratio", "weight"] * (plan.weighs == "token"), *["abs_d", "k3"] * plan.turns]
     for name, _, poisoned in exact:
         floats += [name] * plan.double + [f"{name}/rest"] * poisoned
 
@@ -130,7 +130,10 @@ def _slot_tables(plan: Plan) -> dict[str, tuple[str, ...]]:
 
 
 # What a weight of turns adds up over tokens, and what its sequences have of it.
-OF_TURN_WEIGHTS = ("raw2", "weight2", "tokens_above", "tokens_below", "of_sequence/raw", "of_sequence/weight")
+OF_TURN_WEIGHTS = (
+    "raw2", "raw_around_one2", "weight2", "weight_around_one2", "tokens_above", "tokens_below", "of_sequence/raw",
+    "of_sequence/weight",
+)  # fmt: skip
 
 
 def _turn_columns(spec: Spec, plan: Plan) -> dict[str, tuple[str, ...]]:

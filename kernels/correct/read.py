@@ -138,8 +138,8 @@ def read_step(
         count_bins(context.histogram, pair.d, pair.finite if PLAN.nonfinite == "propagate" else pair.measured, PLAN)
     weight = tl.full(pair.d.shape, 1.0, pair.d.dtype)
     if PLAN.weighs == "token":
-        log_weight, ratio_m1, weight_m1, weight = weight_of(ratio, numbers, PLAN)
-        found = measure_weights(found, pair.measured, log_weight, ratio_m1, weight_m1, numbers, PLAN)
+        weights = weight_of(ratio, numbers, PLAN)
+        found, weight = measure_weights(found, pair.measured, weights, numbers, PLAN), weights.weight
 
     dropped = tl.zeros_like(valid)
     for i in tl.static_range(size(PLAN, "criteria")):
@@ -150,8 +150,7 @@ def read_step(
                                          PLAN)  # fmt: skip
     found = aggregate_step(found, pairs, dropped, age, context, PLAN, TILING)
     if size(PLAN, "schemes") > 0:
-        found = report_tokens(found, pair, survivors(pair, dropped, PLAN), ratio, k3_more, weight, numbers,
-                              PLAN)  # fmt: skip
+        found = report_tokens(found, pair, survivors(pair, dropped, PLAN), ratio, k3_more, numbers, PLAN)
     found = count_classes(found, pairs, advantage, valid, dropped, PLAN)
     if PLAN.averages_advantages:
         counted = tl.where(valid & is_finite(advantage), advantage, 0.0)

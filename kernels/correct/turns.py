@@ -17,6 +17,7 @@ from ..partials import Partials, add, largest_key, name_of, put
 from ..tiles import Extents
 from ..tokens import at, criterion, expm1, has, key_of, limited, named, number, of_criterion, of_key, size, thresholds
 from .measures import (
+    ADDED_TERMS,
     SequenceWeights,
     beyond_bounds,
     count_weights,
@@ -205,13 +206,14 @@ def measure_turn_weights(
     sums = tally(sums, PLAN, "turns_below", below)
     sums = tally(sums, PLAN, "tokens_above", tl.where(above, n, 0.0))
     sums = tally(sums, PLAN, "tokens_below", tl.where(below, n, 0.0))
-    maxima = tally_extrema(maxima, PLAN, "-min_turn_raw", "max_turn_raw", weights.ratio_m1, some)
-    maxima = tally_extrema(maxima, PLAN, "-min_turn_weight", "max_turn_weight", weights.weight_m1, some)
+    maxima = tally_extrema(maxima, PLAN, "-min_turn_raw", "max_turn_raw", weights.ratio, some)
+    maxima = tally_extrema(maxima, PLAN, "-min_turn_weight", "max_turn_weight", weights.weight, some)
     terms = weight_terms(weights, some)
     for i in tl.static_range(len(terms)):
-        sums = tally(sums, PLAN, term_name("turn_", i), terms[i])
+        if i < ADDED_TERMS:
+            sums = tally(sums, PLAN, term_name("turn_", i), terms[i])
+            sums = tally(sums, PLAN, term_name("of_sequence/", i), n * terms[i])
         sums = tally(sums, PLAN, term_name("turn_", i, "2"), terms[i] * terms[i])
-        sums = tally(sums, PLAN, term_name("of_sequence/" if i < 2 else "", i), n * terms[i])
         sums = tally(sums, PLAN, term_name("", i, "2"), n * terms[i] * terms[i])
     return sums, maxima
 

@@ -138,6 +138,7 @@ class ReadyWeights(NamedTuple):
     weights: Tensor | None = None
     train_mask: Tensor | None = None  # non-zero at trained tokens
     joined: LogProbs | None = None  # the same in the caller's layout, where it is the mask given with zeros
+    nonfinite: str = "reject"  # `Spec.nonfinite` of the correction that they come from
 
 
 def read_ready(tensors: LossTensors, spec: Spec | None, correction: object) -> ReadyWeights:
@@ -155,9 +156,10 @@ def read_ready(tensors: LossTensors, spec: Spec | None, correction: object) -> R
     given = tensors.batch.given_mask
     if mask is given:
         mask = None
-    name, joined = "Factors", None
+    name, joined, nonfinite = "Factors", None, "reject"
     if isinstance(correction, Correction):
-        name = "correction"
+        name, made_by = "correction", correction.statistics.spec
+        nonfinite = nonfinite if made_by is None else made_by.nonfinite
         of, made, state = correction._masks
         if mask is not None and of is given and made is mask:
             # None, as in a compiled function or in inference mode: nobody knows whether one was written to since.
@@ -168,6 +170,7 @@ def read_ready(tensors: LossTensors, spec: Spec | None, correction: object) -> R
         read.optional(f"{name}.weights", weights, FLOATS_OR_INTEGERS),
         read.optional(f"{name}.mask", mask, MASK_DTYPES),
         joined,
+        nonfinite,
     )
 
 
@@ -238,7 +241,7 @@ class LossRequest:
         mode = mode_of(surrogate, tensors.old, tensors.rollout)
         use = USES[mode.weights]
         self._check_weights(use)
-        nonfinite = "reject" if spec is None else spec.nonfinite
+        nonfinite = self.ready.nonfinite if spec is None else spec.nonfinite
         self.objective = objective_of(loss, self._replaces_ratio(use), nonfinite)
         self.mode, self.use = mode, use
         first = tensors.read.first

@@ -43,6 +43,8 @@ class Call(NamedTuple):
     on_cpu: bool
     compiling: bool  # a compiler follows it
     split: bool  # the tokens of its sequences lie on several ranks
+    # The batch decides bounds in float64, whose sums round: a bound cuts where it was found by sums of the same order.
+    at_once: bool = False
 
 
 class Runner(NamedTuple):
@@ -68,15 +70,21 @@ RUNNERS = (
         "blocks of whole sequences, inside one operator of torch",
     ),
     Runner("traced", lambda call: call.compiling, "the definition on the whole batch, which the compiler follows"),
-    Runner("blocks", lambda call: call.on_cpu, "the definition on blocks of whole sequences, which stay in cache"),
+    Runner(
+        "blocks",
+        lambda call: call.on_cpu and not call.at_once,
+        "the definition on blocks of whole sequences, which stay in cache",
+    ),
     Runner("whole", lambda call: True, "the definition on the whole batch at once"),
 )
 
 
 @cached(maxsize=256)
-def chosen(backend: str, beyond: str | None, on_cpu: bool, compiling: bool, split: bool = False) -> Runner:
+def chosen(
+    backend: str, beyond: str | None, on_cpu: bool, compiling: bool, split: bool = False, at_once: bool = False
+) -> Runner:
     """The first row of the table that fits; the arguments are the fields of `Call`."""
-    call = Call(backend, beyond, on_cpu, compiling, split)
+    call = Call(backend, beyond, on_cpu, compiling, split, at_once)
     return next(runner for runner in RUNNERS if runner.when(call))
 
 
@@ -111,7 +119,8 @@ def backend_for(tensor: Tensor, spec: Spec | None = None, surrogate: Surrogate |
     beyond = None if spec is None else operators.beyond_kernels(spec)
     if surrogate is not None:
         beyond = beyond or _surrogate_beyond_kernels(surrogate)
-    runner = chosen(backend, beyond, where == "cpu", torch.compiler.is_compiling())
+    at_once = spec is not None and spec.asks_batch and tensor.dtype == torch.float64
+    runner = chosen(backend, beyond, where == "cpu", torch.compiler.is_compiling(), at_once=at_once)
     reason = f"tensors on {where} run on {runner.reason}"
     if where in operators.DEVICES and runner.name != "kernels":
         forbidden = f"{VARIABLE}=torch" if WANTED == "torch" else None

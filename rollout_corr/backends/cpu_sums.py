@@ -11,7 +11,6 @@ What decides, and every weight, is computed as the definition says: what a token
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
 from struct import Struct
@@ -301,6 +300,14 @@ class SeriesSums:
         """The sum of D^2."""
         return self._d2
 
+    def ratio2(self, sum_d: Tensor, of_outliers: Tensor) -> float:
+        """The sum of e^(2 D) from the sums of D, [S] float64, where outliers have another e^D - 1, [k] float64."""
+        # Small D have ratios next to 1, where nothing cancels.
+        excess = (sum_d.sum() - self.outlier_d.sum()).item() + self._small_k3
+        small = self.d.shape[0] - self.places.shape[0] + 2.0 * excess + self.small_excess2
+        ratio = of_outliers + 1.0
+        return small + ratio.dot(ratio).item()
+
     @cached_property
     def _small_k3(self) -> float:
         found = self._k3 if self._k3_of_sequences is None else self._k3_of_sequences
@@ -370,10 +377,6 @@ class ExactSums(SeriesSums):
     def excess(self, sum_d: Tensor) -> float:
         return self._excess
 
-    def excess_of_sequences(self, sum_d: Tensor, of_outliers: Tensor) -> Tensor:
-        """[S] float64: the sums of another e^D - 1, [N] float64."""
-        return self._sequences.sum(of_outliers)
-
     def largest_small_d(self) -> float:
         return -math.inf
 
@@ -409,15 +412,16 @@ class BoundedSums:
         return float(sum(int(torch.count_nonzero(which)) for which in beyond)) if outliers.shape[0] else 0.0
 
     def ends(self, ends: tuple[float, float]) -> tuple[float, float]:
-        """(-minimum, maximum) of ratio - 1 after the bounds, from those before them."""
+        """(-minimum, maximum) of the ratio after the bounds, from those before them."""
         low, high = -ends[0], ends[1]
         bounds, dtype = self._bounds, self._sums.d.dtype
         if self._outside == "clamp" or not self.count(bounds.low, bounds.high):
-            least = bounds.lower - 1.0 if isinstance(bounds.lower, float) else -math.inf
-            most = bounds.upper - 1.0 if isinstance(bounds.upper, float) else math.inf
+            least = bounds.lower if isinstance(bounds.lower, float) else -math.inf
+            most = bounds.upper if isinstance(bounds.upper, float) else math.inf
             return rounded((-min(max(low, least), most), min(max(high, least), most)), dtype)
         # Zero is the least of all; the largest is among those within the bounds.
-        return rounded((1.0, max(math.expm1(self._sums.largest_small_d()), self.outliers.amax().item())), dtype)
+        largest = max(math.exp(self._sums.largest_small_d()), 1.0 + self.outliers.amax().item())
+        return rounded((0.0, largest), dtype)
 
 
 # --- tokens ---
@@ -483,21 +487,29 @@ class CpuTokens(Tokens):
         return train, train - self.sum_d
 
     @property
-    def excess_of_sequences(self) -> Tensor:
-        sums = self.sums
-        if sums is None:
-            return super().excess_of_sequences
-        return self.once("excess/sequences", lambda: sums.excess_of_sequences(self.sum_d, sums.outlier_excess))
+    def series(self) -> SeriesSums | None:
+        """Sums of which most tokens are small; where each is taken by itself, a weight is as exact."""
+        return None if isinstance(self.sums, ExactSums) else self.sums
 
-    def bounded_of_sequences(self, asked: Weight, bounds: WeightBounds, bounded: Callable[[], Tensor]) -> Tensor:
+    def ratios_of_sequences(self, asked: Weight, ratio: Tensor) -> Tensor:
+        if self.series is None or not asked.is_token_ratio:
+            return super().ratios_of_sequences(asked, ratio)
+        return self._ratios(self.series, self.series.outlier_excess)
+
+    def weights_of_sequences(self, asked: Weight, bounds: WeightBounds, weight: Tensor) -> Tensor:
         found = self.bounded(asked, bounds)
-        if self.sums is None or found is None:
-            return super().bounded_of_sequences(asked, bounds, bounded)
-        return self.sums.excess_of_sequences(self.sum_d, found.outliers)
+        if self.series is None or found is None:
+            return super().weights_of_sequences(asked, bounds, weight)
+        return self._ratios(self.series, found.outliers)
+
+    def _ratios(self, series: SeriesSums, of_outliers: Tensor) -> Tensor:
+        """[S] float64: the sums of e^D, where outliers have another e^D - 1, [k] float64."""
+        assert isinstance(self.sequences, CpuPacked)
+        return self.sequences.offsets.diff() + series.excess_of_sequences(self.sum_d, of_outliers)
 
     def bounded(self, asked: Weight, bounds: WeightBounds) -> BoundedSums | None:
         """Sums of a weight after its bounds; None where too many tokens are outliers, or D is not its logarithm."""
-        if asked.over != "token" or asked.token_clamp is not None or self.sums is None:
+        if not asked.is_token_ratio or self.sums is None:
             return None
         found = self.__dict__.get("_bounded")
         if found is None:
@@ -560,11 +572,14 @@ def known_statistics(found: Findings) -> Known:
     if weighing is not None and bounded is not None:
         low, high = weighing.bounds.low, weighing.bounds.high
         limited = (min(max(x, -tokens.clamp), tokens.clamp) for x in (-negated, highest))
-        least, most = (math.expm1(x) for x in limited)
+        least, most = (math.exp(x) for x in limited)
         ends = rounded((-least, most), tokens.d.dtype)
         ends_within = bounded.ends(ends)
-        sums["raw2"] = known.excess2
-        sums["weight2"] = bounded.squares() if weighing.asked.bounded else known.excess2
+        sums["weight_around_one2"] = bounded.squares() if weighing.asked.bounded else known.excess2
+        if tokens.series is not None:
+            sums["raw2"] = sums["weight2"] = known.ratio2(tokens.sum_d, known.outlier_excess)
+            if weighing.asked.bounded:
+                sums["weight2"] = known.ratio2(tokens.sum_d, bounded.outliers)
         sums["tokens_above"] = 0.0 if high is None else bounded.count(None, high)
         sums["tokens_below"] = 0.0 if low is None else bounded.count(low, None)
         maxima |= {"max_raw": ends[1], "-min_raw": ends[0], "max_weight": ends_within[1], "-min_weight": ends_within[0]}

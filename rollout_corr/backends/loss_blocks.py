@@ -95,9 +95,12 @@ def some_of(which: Tensor) -> Tensor | None:
 def by_slope(given: Operands, objective: Objective) -> loss.Evaluated | None:
     """The loss of a block on the CPU and its gradient without a graph; None where the definition needs one.
 
-    It has the bits of autograd. No ratio is 0 or infinite, so the sum tells whether what multiplies them is finite.
+    It has the bits of autograd. No ratio is 0 or infinite, so the sum tells whether what multiplies them is finite. A
+    reference, whose KL may have a mean of its own, multiplies none.
     """
     if not loss.has_slope(given, objective) or not given.new.numel():
+        return None
+    if given.ref is not None and not math.isfinite((given.new - given.ref).sum().item()):
         return None
     given.all_finite = given.by_slope = True
     found = loss.evaluate(given, objective)

@@ -43,7 +43,8 @@ def runner_of(batch: OpenBatch, spec: Spec, backend: str, split: bool = False) -
     if batch.labels and beyond is None and (split or backend == "torch"):
         # Plain torch takes the statistics of labels after the kernels, from a batch of its own.
         beyond = "labels of sequences that lie on several ranks" if split else "the operator knows no labels"
-    return chosen(backend, beyond, batch.train.device.type == "cpu", compiling, split).name
+    at_once = spec.asks_batch and batch.dtype == torch.float64
+    return chosen(backend, beyond, batch.train.device.type == "cpu", compiling, split, at_once).name
 
 
 def _before_division(spec: Spec) -> Spec:
@@ -194,11 +195,10 @@ def _put_into_outputs(result: Result, batch: OpenBatch) -> None:
 
 def _batch_mean(statistics: Statistics, spec: Spec, groups: Ranks) -> Tensor:
     """0-d: the mean weight of the batch, or 1 where it is too small to divide by."""
-    *names, center = native.batch_mean(spec)
-    weights, units = (sum_of(statistics, name) for name in names)
+    weights, units = (sum_of(statistics, name) for name in native.batch_mean(spec))
     if groups.batch is not None:
         weights, units = groups.sum(torch.stack((weights, units)))
-    mean = center + weights / units.clamp(min=1.0)
+    mean = weights / units.clamp(min=1.0)
     return mean.masked_fill(mean <= SMALLEST_MEAN, 1.0)
 
 

@@ -49,8 +49,8 @@ class Values(NamedTuple):
 def values_of(side: Side, x: Tensor, tested: Tensor | None) -> Values:
     """Make the keys of values of any shape, those that are `tested`, or all of them; NaN takes no part."""
     x = x.reshape(-1)
-    # That -0.0 comes before 0.0 changes no verdict: a bound of either cuts at the same place.
-    ordered = x if side == "upper" else -x
+    # Makes 0.0 of -0.0, which is equal and would have another key.
+    ordered = x + 0.0 if side == "upper" else 0.0 - x
     counted = ~x.isnan() if tested is None else tested.reshape(-1) & ~x.isnan()
     bits = ordered.view(INTEGERS[x.dtype])
     # All bits of a negative number are inverted, of others the highest: a fifth of the time of `where` on the CPU.
@@ -102,7 +102,7 @@ class Search(NamedTuple):
     total: Tensor  # int64: how many values there are; known after the first round
     before: Tensor  # int64: values before those with these digits
     sums: tuple[Sum, ...]  # of the amounts of these
-    open: Tensor  # bool: the rule went on to the end
+    open: Tensor  # bool: the rule went on to the end, or after the last round, nothing lies beyond the bound
 
     def over(self) -> bool:
         """Whether the bound is found."""
@@ -176,13 +176,17 @@ class Search(NamedTuple):
                 return Sum(through.start.gather(1, digit), start.run, through.unit.gather(1, digit))
             return start._replace(run=before(start.run, through.run))
 
+        is_open, first = self.open if self.round else place == table.shape[2], before(self.before, kept)
+        if self.round + 1 == len(self.digits) and isinstance(self.rule, Counting):
+            everything = kept.gather(1, digit) == total
+            is_open = is_open | (everything if self.rule.KEEPS_LAST else everything & (first == 0))
         return self._replace(
             round=self.round + 1,
             prefix=(self.prefix << bits) | digit,
             total=total,
-            before=before(self.before, kept),
+            before=first,
             sums=tuple(map(sum_before, self.sums, sums)),
-            open=self.open if self.round else place == table.shape[2],
+            open=is_open,
         )
 
     def _goes_on(self, kept: Tensor, sums: list[Sum], total: Tensor) -> Tensor:

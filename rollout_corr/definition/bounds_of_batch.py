@@ -2,7 +2,7 @@
 
 The values of the units that a criterion tests are put in order from the end that the bound keeps. Equal values are one
 place of this order. The bound is the value at the first place where the rule does not go on, or, for a rule that does
-not keep that, the number next to it on the side of those before. Where the rule goes on to the end the side is open.
+not keep that, the number next to it on the side of those before. Where nothing lies beyond the bound the side is open.
 NaN has no place in the order: it counts in nothing and is beyond every bound. Where groups decide, each is a batch.
 """
 
@@ -98,10 +98,12 @@ def by_sort(rule: Counting, side: Side, values: Tensor) -> Tensor:
         amount = amount.cumsum(0).gather(0, (kept - 1).clamp(min=0)).floor().long()
     goes_on = rule.goes_on(Before(kept, amount, count.expand_as(kept)), side)
     place = (goes_on & (places < count)).sum()
-    bound = x.gather(0, place.clamp(max=values.shape[0] - 1)[None])[0]
+    last = place.clamp(max=values.shape[0] - 1)[None]
+    bound, passes = x.gather(0, last)[0], kept.gather(0, last)[0] < count
     if not rule.KEEPS_LAST:
         bound = torch.where(place > 0, bound.nextafter(bound.new_full((), -math.inf)), bound)
-    return SIGN[side] * torch.where(place < count, bound, math.inf)
+        passes = passes | ((place > 0) & (place < count))
+    return SIGN[side] * torch.where(passes, bound, math.inf)
 
 
 def ordered_of(weight: Weight, rule: OfBatch, log_ratio: Tensor) -> Tensor:

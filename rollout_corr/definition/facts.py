@@ -12,7 +12,7 @@ from torch import Tensor
 from ..specs.correction import Spec
 from .correction import Decision, Outcome
 from .sequences import Sequences
-from .tokens import Tokens, select
+from .tokens import Tokens
 from .turns import Turns
 
 if TYPE_CHECKING:
@@ -126,7 +126,6 @@ def _nothing(tokens: Tokens) -> Named:
 
 def _of_units(weighing: Weighing) -> Named:
     """The weight of each turn or sequence."""
-    assert weighing.ratio is not None
     raw, bounded, log_weight = weighing.raw, weighing.bounded, weighing.log_ratio
     return {
         "raw": raw, "bounded": bounded, "ratio": weighing.ratio, "weight": weighing.weight, "log_weight": log_weight
@@ -141,20 +140,16 @@ def _weight_facts(
         return _nothing(tokens)
     if spec.weight.per_turn and of_turns is not None and tokens.turns is not None:
         within = tokens.turns.of_sequences
-        raw, bounded = (within.sum(of_turns.measured * side) for side in (of_turns.raw, of_turns.bounded))
-        found = _means(raw, bounded, n_measured)
+        ratio, weight = (within.sum(of_turns.measured * side) for side in (of_turns.ratio, of_turns.weight))
+        found = _means(ratio, weight, n_measured)
         if spec.weight.rules:
             found["log_weight"] = _between_ends(found["log_weight"], weighing.log_ratio, of_turns.measured > 0, within)
         return found
-    if weighing.ratio is not None and not spec.weight.per_token:
+    if not spec.weight.per_token:
         return _of_units(weighing)
-    if spec.weight.over == "token" and spec.weight.token_clamp is None:
-        total = tokens.excess_of_sequences
-    else:
-        total = tokens.sequences.sum(select(tokens.measured, weighing.raw))
-    total_bounded = total
+    total = total_bounded = tokens.ratios_of_sequences(spec.weight, weighing.ratio)
     if spec.weight.bounded:
-        total_bounded = tokens.bounded_of_sequences(weighing.asked, weighing.bounds, lambda: weighing.bounded)
+        total_bounded = tokens.weights_of_sequences(weighing.asked, weighing.bounds, weighing.weight)
     found = _means(total, total_bounded, n_measured)
     if spec.asks_batch and spec.weight.rules:
         found["log_weight"] = _between_ends(found["log_weight"], weighing.log_ratio, tokens.measured, tokens.sequences)
@@ -174,11 +169,14 @@ def _between_ends(log_mean: Tensor, log_ratio: Tensor, measured: Tensor | None, 
 
 
 def _means(total: Tensor, total_bounded: Tensor, n_measured: Tensor) -> Named:
-    """The mean weight of each sequence, from sums of ratio - 1 over its measured tokens."""
+    """The mean weight of each sequence, from sums over its measured tokens; 1 where there is none."""
     n = n_measured.clamp(min=1)
-    raw = total / n
-    bounded = raw if total_bounded is total else total_bounded / n
-    return {"raw": raw, "bounded": bounded, "ratio": 1.0 + raw, "weight": 1.0 + bounded, "log_weight": raw.log1p()}
+    nothing = n_measured == 0
+    ratio = torch.where(nothing, 1.0, total / n)
+    weight = ratio if total_bounded is total else torch.where(nothing, 1.0, total_bounded / n)
+    return {
+        "raw": ratio - 1.0, "bounded": weight - 1.0, "ratio": ratio, "weight": weight, "log_weight": ratio.log()
+    }  # fmt: skip
 
 
 def _criterion_facts(outcome: Outcome, tokens: Tokens, n_valid: Tensor, n_measured: Tensor) -> CriterionFacts:

@@ -280,14 +280,13 @@ class Tokens:
         """[S] float64 each: the sums of train_logp and of rollout_logp over measured tokens."""
         return self.sequences.sum(self.train), self.sequences.sum(self.rollout)
 
-    @property
-    def excess_of_sequences(self) -> Tensor:
-        """[S] float64: the sums of e^D - 1 over measured tokens."""
-        return self.once("excess/sequences", lambda: self.sequences.sum(select(self.measured, self.excess)))
+    def ratios_of_sequences(self, asked: Weight, ratio: Tensor) -> Tensor:
+        """[S] float64: the sums over measured tokens of the ratio of a weight per token, before the bounds."""
+        return self.sequences.sum(select(self.measured, ratio))
 
-    def bounded_of_sequences(self, asked: Weight, bounds: WeightBounds, bounded: Callable[[], Tensor]) -> Tensor:
-        """[S] float64: the sums over measured tokens of ratio - 1 after the bounds, as `bounded` gives it."""
-        return self.sequences.sum(select(self.measured, bounded()))
+    def weights_of_sequences(self, asked: Weight, bounds: WeightBounds, weight: Tensor) -> Tensor:
+        """[S] float64: the sums over measured tokens of a weight per token, after the bounds."""
+        return self.sequences.sum(select(self.measured, weight))
 
     def forget(self) -> None:
         """Free what was derived and is as large as the tokens, after its last use."""

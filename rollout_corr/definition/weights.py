@@ -38,8 +38,7 @@ class Weighing:
         self.log_ratio, self.growth, self.bounds = ratios.log, ratios.growth, bounds
         ratio = ratios.log.exp()
         self.weight = after_bounds(bounds, asked.outside, ratio, ratios.log, 0.0, ratios.growth)
-        # Before the bounds; at token level nothing reads it.
-        self.ratio = None if asked.over == "token" else ratio
+        self.ratio = ratio
         self._known: dict[str, Tensor] = {}
 
     @property
@@ -88,7 +87,7 @@ def ratios_of(weight: Weight, tokens: Tokens, decision: Decision, spec: Spec) ->
         return Ratios(log_ratio, log_ratio.expm1, among, growth)
     if weight.over == "token":
         log_ratio = tokens.clamped(weight.token_clamp)
-        if weight.token_clamp is None:
+        if weight.is_token_ratio:
             return Ratios(log_ratio, lambda: tokens.excess, tokens.measured)
         return Ratios(log_ratio, lambda: log_ratio + k3(log_ratio), tokens.measured)
     n = decision.n_turns if weight.per_turn else decision.n

@@ -1,7 +1,8 @@
 """The native statistics, a row each: what is taken on the device, from tokens and from sequences.
 
-Sums of ratios lie around 1, all others around 0, so that variances do not cancel. To add one, add its row: of tokens it
-is taken of the batch and of every label, through `Sums`.
+Sums of ratios lie around 1, all others around 0, so that variances do not cancel. Of weights, whose mean may lie at
+either, there are squares around both, and `variance_of_weight` in rows.py chooses. To add one, add its row: of tokens
+it is taken of the batch and of every label, through `Sums`.
 """
 
 from __future__ import annotations
@@ -40,12 +41,9 @@ def _weighs_tokens(spec: Spec) -> bool:
     return spec.weighs_tokens
 
 
-def _weighs_prefixes(spec: Spec) -> bool:
-    return spec.weighs_prefixes
-
-
-def _weighs_sequences(spec: Spec) -> bool:
-    return spec.weight is not None and spec.weight.over == "sequence"
+def _squares_its_own(spec: Spec) -> bool:
+    """Whether a weight of tokens has squares around 1 that are not those of the ratio."""
+    return spec.weight is not None and spec.weight.per_token and not spec.weight.is_token_ratio
 
 
 def _weighs_units(spec: Spec) -> bool:
@@ -89,15 +87,17 @@ def _ends_of_weight(field: str) -> OfTokens:
     return formula
 
 
-def _weights(at: At, when: Callable[[Spec], bool]) -> list[Aggregate]:
+def _weights(at: At, when: Callable[[Spec], bool], squares_its_own: Callable[[Spec], bool]) -> list[Aggregate]:
     """Rows of weights over tokens, taken where the weights are: of every token, or of its turn or sequence."""
     return [
-        Aggregate(("raw2",), (), at, when, squares_of_weight("raw")),
-        Aggregate(("weight2",), (), at, when, squares_of_weight("bounded")),
+        Aggregate(("raw2",), (), at, when, squares_of_weight("ratio")),
+        Aggregate(("raw_around_one2",), (), at, squares_its_own, squares_of_weight("raw")),
+        Aggregate(("weight2",), (), at, when, squares_of_weight("weight")),
+        Aggregate(("weight_around_one2",), (), at, when, squares_of_weight("bounded")),
         Aggregate(("tokens_above",), (), at, when, _count_outside("above")),
         Aggregate(("tokens_below",), (), at, when, _count_outside("below")),
-        Aggregate((), both_ends("raw"), at, when, _ends_of_weight("raw")),
-        Aggregate((), both_ends("weight"), at, when, _ends_of_weight("bounded")),
+        Aggregate((), both_ends("raw"), at, when, _ends_of_weight("ratio")),
+        Aggregate((), both_ends("weight"), at, when, _ends_of_weight("weight")),
     ]
 
 
@@ -110,11 +110,7 @@ AGGREGATES: list[Aggregate] = [
     over_tokens("ratio", "sum", lambda f: f.tokens.excess),
     over_tokens("ratio2", "squares", lambda f: f.tokens.excess),
     over_tokens("tokens_clamped", "count", lambda f: f.tokens.size > f.spec.clamp),
-    *_weights("tokens", _weighs_tokens),
-    Aggregate(("raw_plain",), (), "tokens", _weighs_prefixes, sum_of_weight("ratio")),
-    Aggregate(("raw_plain2",), (), "tokens", _weighs_prefixes, squares_of_weight("ratio")),
-    Aggregate(("weight_plain",), (), "tokens", _weighs_prefixes, sum_of_weight("weight")),
-    Aggregate(("weight_plain2",), (), "tokens", _weighs_prefixes, squares_of_weight("weight")),
+    *_weights("tokens", _weighs_tokens, _squares_its_own),
     Aggregate((), both_ends("d"), "tokens", of_tokens=lambda f, by: by.ends(f.tokens.d, f.tokens.measured)),
     # Sequences.
     total("tokens", "sequences", lambda s: s.tokens(s.facts.tokens), always, _counting(lambda f: f.tokens.valid)),
@@ -147,28 +143,19 @@ AGGREGATES: list[Aggregate] = [
     ends_of_column("log_ppl_diff", "gap"),
     Aggregate((), ("max_abs_sum_d",), "measured", of_all=lambda s: (s.max_size,)),
     # Weights, over tokens and over sequences. Of token weights a sequence has the mean.
-    of_column("raw", ("measured", "raw"), _weighted, sum_of_weight("raw")),
-    of_column("weight", ("measured", "bounded"), _weighted, sum_of_weight("bounded")),
-    of_column("sequence_raw", "raw", _weighted),
-    of_column("sequence_raw2", ("raw", "raw"), _weighted),
-    of_column("sequence_weight", "bounded", _weighted),
-    of_column("sequence_weight2", ("bounded", "bounded"), _weighted),
+    of_column("raw", ("measured", "ratio"), _weighted, sum_of_weight("ratio")),
+    of_column("weight", ("measured", "weight"), _weighted, sum_of_weight("weight")),
+    of_column("sequence_raw", "ratio", _weighted),
+    of_column("sequence_raw2", ("ratio", "ratio"), _weighted),
+    of_column("sequence_raw_around_one2", ("raw", "raw"), _weighted),
+    of_column("sequence_weight", "weight", _weighted),
+    of_column("sequence_weight2", ("weight", "weight"), _weighted),
+    of_column("sequence_weight_around_one2", ("bounded", "bounded"), _weighted),
     total("sequences_above", "measured", lambda s: s.beyond("upper"), _weighted),
     total("sequences_below", "measured", lambda s: s.beyond("lower"), _weighted),
-    # Products of ratios can all be next to 0, where sums around 1 cancel; the sample size needs plain ones.
-    of_column("sequence_raw_plain", "ratio", _weighted),
-    of_column("sequence_raw_plain2", ("ratio", "ratio"), _weighted),
-    of_column("sequence_weight_plain", "weight", _weighted),
-    of_column("sequence_weight_plain2", ("weight", "weight"), _weighted),
-    ends_of_column("sequence_raw", "raw", _weighted),
-    ends_of_column("sequence_weight", "bounded", _weighted),
-    *_weights("blocks", _weighs_units),
-    of_column("raw_plain", ("measured", "ratio"), _weighs_sequences, sum_of_weight("ratio")),
-    total("raw_plain2", "measured", lambda s: s.facts.measured * s.facts.ratio * s.facts.ratio, _weighs_sequences,
-          squares_of_weight("ratio")),
-    of_column("weight_plain", ("measured", "weight"), _weighs_sequences, sum_of_weight("weight")),
-    total("weight_plain2", "measured", lambda s: s.facts.measured * s.facts.weight * s.facts.weight, _weighs_sequences,
-          squares_of_weight("weight")),
+    ends_of_column("sequence_raw", "ratio", _weighted),
+    ends_of_column("sequence_weight", "weight", _weighted),
+    *_weights("blocks", _weighs_units, _weighs_units),
     *of_turns.AGGREGATES,
 ]  # fmt: skip
 

@@ -20,6 +20,7 @@ from .rows import (
     Metric,
     Over,
     Readers,
+    StdOfWeight,
     Values,
     exp,
     fraction,
@@ -44,7 +45,7 @@ DASHBOARD = (
     "sequence_log_ppl_diff_mean", "tokens_kept_fraction", "sequences_kept_fraction", "weight_ess", "tokens_nonfinite",
 )  # fmt: skip
 
-AROUND_ONE = re.compile(r"(max_|-min_)?(sequence_|turn_|ppo_)?(ratio|raw|weight)2?")
+AROUND_ONE = re.compile(r"(ppo_)?ratio2?|.*_around_one2")
 
 TOKENS = Over("measured tokens", "tokens_measured")
 SEQUENCES = Over("measured sequences", "sequences_measured")
@@ -53,16 +54,12 @@ NONEMPTY = Over("non-empty sequences", "sequences")
 
 
 def _ess(v: Values, n: float, name: str) -> float:
-    """(sum w)^2 / (n sum w^2), from plain sums or, at token level, from sums of w - 1 and (w - 1)^2."""
-    if f"{name}_plain" in v:
-        weights, squared = v[f"{name}_plain"], v[f"{name}_plain2"]
-    else:
-        weights, squared = n + v[name], n + 2.0 * v[name] + v[f"{name}2"]
-    return fraction(ratio_of(weights * weights, n * squared))
+    """(sum w)^2 / (n sum w^2)."""
+    return fraction(ratio_of(v[name] * v[name], n * v[f"{name}2"]))
 
 
 def is_around_one(name: str) -> bool:
-    """True for statistics of ratios and weights, which are of the difference from 1; those called plain are not."""
+    """True for statistics of ratios, which are of the difference from 1, and for squares of weights around 1."""
     return AROUND_ONE.fullmatch(name) is not None
 
 
@@ -76,7 +73,7 @@ def _percentile_of_token_weight(v: Values, n: float, percent: float, clamp: floa
 
 def _percentile_of_weight(v: Values, n: float, percent: float, name: str) -> float:
     inside = [v[one] for one in HISTOGRAM_OF_WEIGHTS]
-    ends = log(1.0 - v[f"-min_{name}"]), log(1.0 + v[f"max_{name}"])
+    ends = log(0.0 - v[f"-min_{name}"]), log(v[f"max_{name}"])
     return exp(interpolated(inside, 0.0, ends, percent)) if n else 0.0
 
 
@@ -190,19 +187,20 @@ def weight_metrics(spec: Spec) -> list[Metric]:
     levels = [("", "weight", "weight", "tokens", TOKENS), ("sequence_", of_sequence, whose, "sequences", SEQUENCES)]
     if turns.weighed_here(spec):
         levels.append(("turn_", "turn_weight", "weight", "turns", turns.TURNS))
-    rows = []
+    rows, is_ratio = [], spec.weight is not None and spec.weight.is_token_ratio
     for level, weight, whose, units, over in levels:
-        near_0 = "" if level else "; for token weights off by up to 6e-8 mean(1 + |D|) / mean(w^2)"
         for key, name, words in (
             (weight, f"{level}weight", f"{whose} after the bounds"),
             (f"{weight}_before_bounds", f"{level}raw", f"{whose} before the bounds"),
         ):
+            around_one = "ratio2" if name == "raw" and is_ratio else f"{name}_around_one2"
             rows += [
-                Metric(f"{key}_mean", f"mean {words}", "ratio", over, "near 1", mean_around(1.0, name)),
-                Metric(f"{key}_std", f"population standard deviation of the {words}", "ratio", over, "< 1", std(name)),
-                Metric(f"{key}_min", f"min {words}", "ratio", over, "-", minimum(name, 1.0)),
-                Metric(f"{key}_max", f"max {words}", "ratio", over, "-", maximum(name, 1.0)),
-                Metric(f"{key}_ess", f"(sum w)^2 / (n sum w^2) of the {words}{near_0}", "fraction", over,
+                Metric(f"{key}_mean", f"mean {words}", "ratio", over, "near 1", mean(name)),
+                Metric(f"{key}_std", f"population standard deviation of the {words}", "ratio", over, "< 1",
+                       StdOfWeight(name, around_one)),
+                Metric(f"{key}_min", f"min {words}", "ratio", over, "-", minimum(name)),
+                Metric(f"{key}_max", f"max {words}", "ratio", over, "-", maximum(name)),
+                Metric(f"{key}_ess", f"(sum w)^2 / (n sum w^2) of the {words}", "fraction", over,
                        healthy("weight_ess"), partial(_ess, name=name)),
             ]
         rows += [
@@ -211,11 +209,11 @@ def weight_metrics(spec: Spec) -> list[Metric]:
             for side, bound in (("above", "upper"), ("below", "lower"))
         ]
     if spec.weight is not None and spec.weight.normalize == "batch":
-        name, _, center = batch_mean(spec)
+        name, _ = batch_mean(spec)
         over = TOKENS if spec.weighs_tokens else turns.TURNS if turns.weighed_here(spec) else SEQUENCES
         rows.append(
             Metric("weight_divisor", "the mean that weights were divided by (unless it is <= 1e-8)", "ratio", over,
-                   "near 1", mean_around(center, name))
+                   "near 1", mean(name))
         )
     return rows
 
@@ -226,13 +224,11 @@ def weight_of_sequence(spec: Spec) -> str:
     return "sequence_weight" if own else "sequence_mean_weight"
 
 
-def batch_mean(spec: Spec) -> tuple[str, str, float]:
-    """The sums of weights and of their units that make the mean of `normalize="batch"`, and around what weights lie."""
+def batch_mean(spec: Spec) -> tuple[str, str]:
+    """The sums of weights and of their units that make the mean of `normalize="batch"`."""
     if spec.weighs_tokens:
-        return "weight", "tokens_measured", 1.0
-    if turns.weighed_here(spec):
-        return "turn_weight_plain", "turns_measured", 0.0
-    return "sequence_weight_plain", "sequences_measured", 0.0
+        return "weight", "tokens_measured"
+    return ("turn_weight", "turns_measured") if turns.weighed_here(spec) else ("sequence_weight", "sequences_measured")
 
 
 def criterion_metrics(criterion: Criterion) -> list[Metric]:

@@ -62,6 +62,10 @@ class OnTensor:
         """The larger of two numbers."""
         return OnTensor(torch.where(other.value > self.value, other.value, self.value))
 
+    def chosen_below(self, bound: float, low: OnTensor, high: OnTensor) -> OnTensor:
+        """One number where it is below a bound, another where it is not."""
+        return OnTensor(torch.where(self.value < bound, low.value, high.value))
+
     def root(self) -> OnTensor:
         """The square root, 0 below 0."""
         return OnTensor(self.value.clamp(min=0.0).sqrt())

@@ -206,6 +206,36 @@ class Std:
         return root(ratio_of(v[f"{self.name}2"], n) - average * average) if n else 0.0
 
 
+def variance_of_weight(total: float, squares: float, around_one: float, n: float) -> float:
+    """The variance of a weight, from its sum, that of its squares, and that of its squares around 1.
+
+    Where policies drifted apart all weights may lie next to 0, and sums around 1 cancel, as plain ones do next to 1.
+    Rounding may leave the variance below 0.
+    """
+    average = ratio_of(total, n)
+    off = average - 1.0
+    around = ratio_of(squares, n) - average * average, ratio_of(around_one, n) - off * off
+    return nearer_to_zero(average, *around)
+
+
+def nearer_to_zero(average: float, if_so: float, if_not: float) -> float:
+    """One number where an average lies nearer to 0 than to 1, another where it does not."""
+    if isinstance(average, float):
+        return if_so if average < 0.5 else if_not
+    return average.chosen_below(0.5, if_so, if_not)
+
+
+@dataclass(frozen=True)
+class StdOfWeight:
+    """Population standard deviation of a weight, from the sums NAME and NAME2, and squares around 1 by their name."""
+
+    name: str
+    around_one: str
+
+    def __call__(self, v: Values, n: float) -> float:
+        return root(variance_of_weight(v[self.name], v[f"{self.name}2"], v[self.around_one], n)) if n else 0.0
+
+
 @dataclass(frozen=True)
 class End:
     """A maximum, or a minimum as its negated value, from its difference from a center; 0 of nothing."""

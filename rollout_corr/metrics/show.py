@@ -48,12 +48,13 @@ def explained(row: Metric, key: str, values: Mapping[str, float]) -> str:
     around_one = getattr(row.value, "center", 0.0) == 1.0
     for name in recorded.names:
         if name not in bins:
-            words = _in_words(name, (around_one and name != units) or is_around_one(name))
+            words = _in_words(name, (around_one and name != units) or is_around_one(name), name[:-1] in values)
             lines.append(f"  made of: {words} = {values[name]:.15g}")
     return "\n".join([*lines, f"  healthy: {'any' if row.healthy == '-' else row.healthy}"])
 
 
-def _in_words(name: str, around_one: bool) -> str:
+def _in_words(name: str, around_one: bool, has_root: bool) -> str:
     kind = "a negated minimum" if name.startswith("-min_") else "a maximum" if name.startswith("max_") else "a sum"
-    squared = around_one and name.endswith("2")
-    return f"{name!r}, {kind}{' of (x - 1)^2' if squared else ' of x - 1' if around_one else ''}"
+    squared = name.endswith("2") and (around_one or has_root)
+    x = "(x - 1)" if around_one and squared else "x - 1" if around_one else "x"
+    return f"{name!r}, {kind}{f' of {x}^2' if squared else f' of {x}' if around_one else ''}"

@@ -245,7 +245,7 @@ def squares_of_weight(field: str) -> OfTokens:
     def formula(f: Findings, by: Sums) -> tuple[Number]:
         (here, among), x, weight = by_weight(f, by), getattr(f.weighing, field), f.spec.weight
         assert weight is not None
-        if weight.over == "token" and weight.token_clamp is None and x is f.tokens.excess:
+        if weight.is_token_ratio and x is f.tokens.excess:
             among = None  # it is 0 where it is not measured
         return (here.squares(x, among),)
 

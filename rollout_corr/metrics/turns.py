@@ -13,7 +13,6 @@ from ..definition.tokens import Number
 from ..definition.turns import FIRST, LAST, MIDDLE
 from ..specs.correction import Spec
 from .rows import EACH, Aggregate, Metric, Over, both_ends, mean, plain, ratio_of, total
-from .sums import squares_of_weight, sum_of_weight
 
 PLACES = {"first": FIRST, "middle": MIDDLE, "last": LAST}
 
@@ -31,16 +30,13 @@ def weighed_here(spec: Spec) -> bool:
     return spec.weight is not None and spec.weight.per_turn
 
 
-def _each(
-    fact: str, squared: bool = False, of_tokens: bool = False, place: int | None = None
-) -> Callable[[Any], Tensor]:
-    """The value of a fact of each turn: its square, times the tokens, or 0 where the turn has another place."""
+def _each(fact: str, squared: bool = False, place: int | None = None) -> Callable[[Any], Tensor]:
+    """The value of a fact of each turn: its square, or 0 where the turn has another place."""
 
     def each(s: Any) -> Tensor:
         facts: TurnFacts = s.turns
         x: Tensor = getattr(facts, fact)
         x = x * x if squared else x
-        x = facts.measured * x if of_tokens else x
         return x if place is None else (facts.place == place) * x
 
     return each
@@ -59,21 +55,12 @@ def _chi2(s: Any) -> Tensor:
     return (2.0 * d).expm1()
 
 
-def _weight(name: str, fact: str) -> list[Aggregate]:
-    """Sums over turns, and of squares."""
+def _weight(name: str, fact: str, around_one: str) -> list[Aggregate]:
+    """Sums over turns, of a weight, of its squares, and of those around 1."""
     return [
         total(f"turn_{name}", "measured turns", _each(fact), weighed_here),
         total(f"turn_{name}2", "measured turns", _each(fact, squared=True), weighed_here),
-    ]
-
-
-def _plain(name: str, fact: str) -> list[Aggregate]:
-    """Plain sums over turns, and over their tokens, which the sample size needs."""
-    of_tokens = _each(fact, of_tokens=True), _each(fact, squared=True, of_tokens=True)
-    return [
-        *_weight(f"{name}_plain", fact),
-        total(f"{name}_plain", "measured turns", of_tokens[0], weighed_here, sum_of_weight(fact)),
-        total(f"{name}_plain2", "measured turns", of_tokens[1], weighed_here, squares_of_weight(fact)),
+        total(f"turn_{name}_around_one2", "measured turns", _each(around_one, squared=True), weighed_here),
     ]
 
 
@@ -94,14 +81,12 @@ AGGREGATES: list[Aggregate] = [
     total("abs_sum_d_turn", "measured turns", lambda s: s.turns.d.abs(), measured_here),
     _ends("turn_sum_d", lambda turns: turns.d, measured_here),
     *(row for name, place in PLACES.items() for row in _of_place(name, place)),
-    *_weight("raw", "raw"),
-    *_weight("weight", "bounded"),
-    *_plain("raw", "ratio"),
-    *_plain("weight", "weight"),
+    *_weight("raw", "ratio", "raw"),
+    *_weight("weight", "weight", "bounded"),
     total("turns_above", "measured turns", lambda s: above(s.turns.log_weight, s.bounds.high), weighed_here),
     total("turns_below", "measured turns", lambda s: below(s.turns.log_weight, s.bounds.low), weighed_here),
-    _ends("turn_raw", lambda turns: turns.raw, weighed_here),
-    _ends("turn_weight", lambda turns: turns.bounded, weighed_here),
+    _ends("turn_raw", lambda turns: turns.ratio, weighed_here),
+    _ends("turn_weight", lambda turns: turns.weight, weighed_here),
 ]
 
 

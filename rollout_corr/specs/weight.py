@@ -224,6 +224,11 @@ class Weight(Bounded):
         return "turn" if "turn" in (self.over, self.within) else "sequence"
 
     @property
+    def is_token_ratio(self) -> bool:
+        """True if its ratio is that of each token by itself, which statistics of D have too."""
+        return self.over == "token" and self.token_clamp is None
+
+    @property
     def per_token(self) -> bool:
         """True if every token has a weight of its own, rather than its turn's or sequence's."""
         return self.over in ("token", "prefix")

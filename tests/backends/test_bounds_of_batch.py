@@ -140,6 +140,24 @@ def test_a_batch_without_sequences(layout, way):
     assert out.keep.shape == (0,) and out.metrics()[f"{criterion.label}/upper_max"] == math.inf
 
 
+@pytest.mark.parametrize("side", ["lower", "upper"])
+@pytest.mark.parametrize(("stat", "over", "reduce"), [("abs", "sequence", "mean"), ("k3", "turn", "sum")])
+def test_a_quantile_keeps_its_share_of_float64_sums(stat, over, reduce, side):
+    """Sums round: in another order one would lie an ulp beyond the bound, which is one of them."""
+    generator = torch.Generator().manual_seed(0)
+    spec = rc.Spec(criteria=(rc.Criterion(stat, over=over, reduce=reduce, label="it", **{side: rc.Quantile(0.5)}),))
+    for _ in range(60):
+        rows, width = (int(torch.randint(low, high, (), generator=generator)) for low, high in ((3, 10), (5, 60)))
+        rollout = -torch.rand(rows, width, dtype=torch.float64, generator=generator)
+        train = rollout + 0.1 * torch.randn(rows, width, dtype=torch.float64, generator=generator)
+        mask = torch.rand(rows, width, generator=generator) < 0.9
+        turns = torch.arange(width).expand(rows, width) // 7
+        found = rc.correct(train, rollout, rc.Batch(mask=mask, turns=turns if over == "turn" else None), spec=spec)
+        keep = found.keep if over == "sequence" else found.keep_turns
+        values = torch.where(mask, (train - rollout).abs() if stat == "abs" else (train - rollout).expm1(), 0.0)
+        assert keep.double().mean() >= 0.5 and values.any()
+
+
 def test_no_read_and_no_sort_on_a_device(monkeypatch):
     laid = lay_out(coarse(2), "padded_right", torch.float32)
     monkeypatch.setitem(CORRECTIONS, "blocks", whole.run_whole)

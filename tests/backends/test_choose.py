@@ -115,6 +115,7 @@ CALLS = [
     (Call("torch", None, False, True, False), "traced"),
     (Call("triton", "prefixes", False, True, False), "traced"),
     (Call("torch", "prefixes", True, False, False), "blocks"),
+    (Call("torch", "bounds", True, False, False, True), "whole"),  # those of a float64 batch
     (Call("torch", None, False, False, False), "whole"),
     (Call("triton", "prefixes", False, False, False), "whole"),
 ]

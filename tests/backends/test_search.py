@@ -61,7 +61,12 @@ def test_hard_values(rule, side, dtype):
         bound = by_sort(rule, side, values)
         assert torch.equal(searched(rule, side, [values]), bound), case
         bounds = (bound, None) if side == "lower" else (None, bound)
-        assert (~beyond(values, bounds)).tolist() == kept(rule, side, numbers), case
+        wanted = kept(rule, side, numbers)
+        assert (~beyond(values, bounds)).tolist() == wanted, case
+        # A side is open where nothing lies beyond its bound, unless infinity is a value, and nowhere else.
+        everything = all(good or math.isnan(x) for good, x in zip(wanted, numbers, strict=True))
+        at_end = (math.inf if side == "upper" else -math.inf) in numbers
+        assert at_end or bound.isinf().item() == everything, case
 
 
 @settings(max_examples=80)

@@ -115,6 +115,16 @@ def test_metrics_are_those_of_a_bound_that_is_the_number_found(way):
         assert all_near(found.weights, known.weights, torch.float32)
 
 
+@pytest.mark.parametrize("rule", [rc.Quantile(0.99), rc.Bottom(50), rc.Bottom(share=0.999)], ids=str)
+def test_a_rule_that_keeps_everything_leaves_a_number_on_the_other_side_alone(rule, way):
+    """Its last value would cross that, and be the weight of all."""
+    ratios = torch.linspace(0.25, 0.30, 50)
+    spec = rc.Spec(rc.Weight.geometric(lower=0.5, upper=rule))
+    out = rc.correct(ratios.log()[:, None].expand(50, 4), torch.zeros(50, 4), spec=spec)
+    assert out.metrics()["weight/upper_max"] == math.inf
+    assert out.weights.unique().tolist() == [0.5]
+
+
 def test_no_token_and_one_token():
     spec = rc.Spec(rc.Weight.token(upper=rc.KeepESS(0.5)))
     x = torch.zeros(1, 2)

@@ -12,7 +12,6 @@ from unittest import mock
 import torch
 
 import rollout_corr as rc
-from builders import around_one
 from builders.calls import bundled
 from builders.rounding import FORMULA, margin
 from oracles import correction as oracle
@@ -358,11 +357,10 @@ def compare_all(laid, out, expected, spec, mask_dtype, dtype, case, valid=None, 
         metrics: Those to compare; None: all.
     """
     computes = torch.promote_types(dtype, torch.float32)
-    beyond = around_one.beyond_rounding(expected, spec, computes)
-    compare(laid, out, expected, mask_dtype, margin(computes, FORMULA) + beyond.pop("weights", 0.0), case)
+    compare(laid, out, expected, mask_dtype, margin(computes, FORMULA), case)
     terms = max(FORMULA, sum(map(len, expected.tokens)))
     held = laid if valid is None else replace(laid, mask=valid)
-    compare_metrics(held, metrics or out.metrics(), expected, spec, margin(computes, terms), case, beyond)
+    compare_metrics(held, metrics or out.metrics(), expected, spec, margin(computes, terms), case)
 
 
 @contextlib.contextmanager
@@ -399,28 +397,25 @@ def compare(laid, out, expected, mask_dtype, within, case):
         assert not any(laid.elsewhere(out.mask)), f"mask outside: {case}"
 
 
-def compare_metrics(laid, got, expected, spec, tolerance, case, beyond=None):
-    """Every key: counts exactly, floats within the tolerance, percentiles within their histogram's resolution.
-
-    `beyond` is what `around_one.beyond_rounding` allows in addition.
-    """
+def compare_metrics(laid, got, expected, spec, tolerance, case):
+    """Every key: counts exactly, floats within the tolerance, percentiles within their histogram's resolution."""
     wanted = oracle_metrics.metrics(expected, spec)
     outside = laid.elsewhere(laid.mask) if laid.cu_seqlens is not None else []
     # Padding that passes for tokens has its own test.
     wanted |= {"tokens_outside": sum(bool(m) for m in outside), "sequences_padded": 0}
     assert sorted(got) == sorted(wanted), f"keys: {set(got) ^ set(wanted)}: {case}"
     condition = oracle_metrics.condition(expected) if wanted.get("prob_correlation") else 1.0
-    compare_some(got, wanted, spec, tolerance, case, beyond, condition)
+    compare_some(got, wanted, spec, tolerance, case, condition)
 
 
-def compare_some(got, wanted, spec, tolerance, case, beyond=None, condition=1.0):
+def compare_some(got, wanted, spec, tolerance, case, condition=1.0):
     """Metrics that are there; `condition` is by what a correlation multiplies rounding."""
     poisoned = spec.nonfinite == "propagate" and wanted["tokens_nonfinite"] > 0
     for key, found in got.items():
         value, counted = wanted[key], isinstance(wanted[key], int)
         if poisoned and not counted:
             continue
-        allowed = 0.0 if counted else tolerance + (beyond or {}).get(key, 0.0)
+        allowed = 0.0 if counted else tolerance
         if key.startswith("logratio_p"):
             allowed = abs(value) / 8 + (2.0**-23 if value else 0.0)
         if "_before_bounds_p" in key:

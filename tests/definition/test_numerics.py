@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import rollout_corr as rc
-from builders.batches import check
+from builders.batches import check, run_as
 from builders.rounding import FORMULA, assert_near, margin, near
 from builders.weights import KINDS, weight_of
 from oracles import correction as oracle
@@ -96,24 +96,23 @@ def test_a_mean_weight_is_divided_by_unless_it_is_1e_8_or_less(level):
     for d, weight in ((-18.0, 1.0), (-3.0, 1.0), (-19.0, math.exp(-19)), (-30.0, math.exp(-20))):
         train = torch.tensor([[d]], dtype=torch.float64)
         out = rc.correct(train, torch.zeros_like(train), spec=rc.Spec(weight_of(level, normalize="batch")))
-        # A sum of w - 1 is off by a rounding of D, and the quotient by that over the mean.
-        size = (1.0 - d) / math.exp(d) if weight == 1.0 else 0.0
-        assert out.weights.item() == near(weight, terms=FORMULA, size=size), d
+        assert out.weights.item() == near(weight, terms=FORMULA, size=0.0), d
 
 
 @pytest.mark.parametrize("d", [-3.0, -8.0, -10.0, -15.0, -20.0])
-def test_the_smallest_weight_is_off_by_a_rounding_of_d(d):
-    """docs/kernels.md says so: it comes from the ratio - 1 of the sums. The weight itself is exact to a rounding."""
-    out = rc.correct(torch.tensor([[d, 0.0]]), torch.zeros(1, 2), spec=rc.Spec(rc.Weight.token()))
-    assert out.weights[0, 0].item() == near(math.exp(d), torch.float32, terms=1, size=0.0)
-    for name in ("weight_min", "weight_before_bounds_min"):
-        assert abs(out.metrics()[name] - math.exp(d)) <= -d * 2.0**-24, name
+@pytest.mark.parametrize("way", ["blocks", "whole"])
+def test_the_smallest_weight_is_a_weight(d, way):
+    with run_as(way):
+        out = rc.correct(torch.tensor([[d, 0.0]]), torch.zeros(1, 2), spec=rc.Spec(rc.Weight.token()))
+    for found in (out.weights[0, 0].item(), *(out.metrics()[f"weight_{name}min"] for name in ("", "before_bounds_"))):
+        assert found == near(math.exp(d), torch.float32, terms=1, size=0.0)
 
 
 @pytest.mark.parametrize("level", KINDS)
+@pytest.mark.parametrize("way", ["blocks", "whole"])
 @pytest.mark.parametrize("center", [-1.0, -4.0, -8.0, -12.0, -17.0])
-def test_weights_near_0_keep_the_sample_size_and_the_mean_that_the_docs_promise(center, level):
-    """docs/kernels.md has the bounds at token level; at the other levels nothing is lost."""
+def test_weights_near_0_keep_their_mean_spread_and_sample_size(center, way, level):
+    """Sums of w - 1 alone gave a standard deviation of 0 at e^-8, and a sample size of 0 at e^-12."""
     generator = torch.Generator().manual_seed(0)
     d = center / (7 if level in ("product", "prefix") else 1) + 0.3 * torch.randn(30, 7, generator=generator)
     log_weight = d.double()
@@ -122,14 +121,37 @@ def test_weights_near_0_keep_the_sample_size_and_the_mean_that_the_docs_promise(
     elif level != "token":
         log_weight = log_weight.sum(1, keepdim=True).expand(30, 7) / (7 if level == "geometric" else 1)
     w = log_weight.exp()
-    out = rc.correct(d, torch.zeros_like(d), spec=rc.Spec(weight_of(level, normalize="batch")))
-    e = 2.0**-24 * (1 + d.abs()).mean().item() if level == "token" else 0.0
-    mean, square = w.mean().item(), w.square().mean().item()
-    for name in ("weight_ess", "weight_before_bounds_ess"):
-        assert abs(out.metrics()[name] - mean * mean / square) <= e / square + margin(torch.float32), name
-    if mean > 1e-8 + e:
-        within = (e / mean + margin(torch.float32, FORMULA)) * w / mean
-        assert ((out.weights.double() - w / mean).abs() <= within).all()
+    with run_as(way):
+        out = rc.correct(d, torch.zeros_like(d), spec=rc.Spec(weight_of(level, normalize="batch")))
+    found = out.metrics()
+    of_sequences = "sequence_weight" if level in ("product", "geometric") else "sequence_mean_weight"
+    for key, x in (("weight", w), (of_sequences, w.mean(1))):
+        for side in ("", "_before_bounds"):
+            assert_moments(found, f"{key}{side}", x)
+    assert_near(out.weights.double(), w / w.mean(), torch.float32, size=0.0)
+
+
+def assert_moments(found, key, x):
+    """Compare the metrics of a weight with plain formulas in float64."""
+    wanted = {"mean": x.mean(), "std": x.std(correction=0), "min": x.min(), "max": x.max()}
+    wanted["ess"] = x.sum() ** 2 / (x.numel() * x.square().sum())
+    for name, value in wanted.items():
+        assert found[f"{key}_{name}"] == near(value.item(), torch.float32, size=0.0), (key, name)
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.01, 0.5])
+def test_a_batch_of_one_ratio_has_the_whole_sample_size(spread):
+    """As blocks of few tokens, of many, which have sums of their own, and as the whole batch."""
+    generator = torch.Generator().manual_seed(1)
+    for way, rows in (("blocks", 8), ("blocks", 1000), ("small blocks", 8), ("whole", 8)):
+        for center in (-12.0, -8.0, -4.0):
+            d = center + spread * torch.randn(rows, 100, generator=generator)
+            with run_as(way):
+                found = rc.correct(d, torch.zeros_like(d), spec=rc.Spec(rc.Weight.token(upper=2.0))).metrics()
+            w = d.double().exp()
+            assert found["weight_ess"] == near((w.sum() ** 2 / (w.numel() * w.square().sum())).item(), torch.float32)
+            of_mean = 4 * margin(torch.float32, FORMULA) * w.mean().item() ** 2
+            assert found["weight_std"] ** 2 == pytest.approx(w.var(correction=0).item(), rel=1e-5, abs=of_mean)
 
 
 @pytest.mark.parametrize("level", ["product", "geometric"])

@@ -18,6 +18,7 @@ from builders.kernel_cases import (
     BOTH,
     INTERPRETED,
     MORE,
+    NARROW,
     SEQUENCES,
     TOKENS,
     WIDE,
@@ -237,3 +238,28 @@ def test_sums_that_decide_are_rounded_to_the_nearest_step(stat, grid, device):
         spec = rc.Spec(criteria=(criterion,))
         out = rc.correct(x, torch.zeros_like(x), rc.Batch(external={"x": x}), spec=spec, backend="triton")
         assert out.keep.tolist() == [True, True], (quarters, nearest)
+
+
+@pytest.mark.parametrize("outside", ["clamp", "zero"])
+def test_token_weights_near_0(outside, device):
+    """Mean, spread and sample size to float32's rounding of their own size, as on plain torch; divided by that mean."""
+    d = -12.0 + 0.3 * torch.randn(6, 90, generator=torch.Generator().manual_seed(0))
+    weight = W.token(upper=math.exp(-11.5), outside=outside, normalize="batch", token_clamp=13.0)
+    mask = torch.ones(6, 90, dtype=torch.bool)
+    mask[:, ::7] = False
+    call = d.to(device), torch.zeros(6, 90, device=device)
+    with shaped(NARROW):
+        out = rc.correct(*call, rc.Batch(mask=mask.to(device)), spec=rc.Spec(weight), backend="triton")
+    raw = d.double().clamp(min=-13.0).exp()
+    inside = raw <= math.exp(-11.5)
+    bounded = torch.where(inside, raw, 0.0 if outside == "zero" else math.exp(-11.5))
+    found = out.metrics()
+    for key, x in (("weight_before_bounds", raw), ("weight", bounded)):
+        of_rows = torch.where(mask, x, 0.0).sum(1) / mask.sum(1)
+        for name, some in ((key, x[mask]), (f"sequence_mean_{key}", of_rows)):
+            wanted = {"mean": some.mean(), "std": some.std(correction=0), "min": some.min(), "max": some.max()}
+            wanted["ess"] = some.sum() ** 2 / (some.numel() * some.square().sum())
+            got = {part: found[f"{name}_{part}"] for part in wanted}
+            assert got == near({part: x.item() for part, x in wanted.items()}, torch.float32, size=0.0), name
+    divided = torch.where(mask, bounded / bounded[mask].mean(), 0.0)
+    assert_near(out.weights.cpu().double(), divided, torch.float32, size=0.0)

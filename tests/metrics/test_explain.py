@@ -32,13 +32,14 @@ def test_a_metric_of_weights(out):
     text = out.explain("weight_ess")
     sums = made_of(text)
     assert list(sums) == ["weight", "weight2"]
-    total, squares = 36 + sums["weight"], 36 + 2 * sums["weight"] + sums["weight2"]
-    assert total**2 / (36 * squares) == near(out.metrics()["weight_ess"])
+    assert sums["weight"] ** 2 / (36 * sums["weight2"]) == near(out.metrics()["weight_ess"])
     lines = text.splitlines()
     assert lines[0] == f"weight_ess = {out.metrics()['weight_ess']:.6g} fraction"
     assert lines[1].startswith("  formula: (sum w)^2 / (n sum w^2) of the weight after the bounds")
     assert lines[2] == "  n: 36 measured tokens, the sum 'tokens_measured'"
-    assert lines[3].startswith("  made of: 'weight', a sum of x - 1 = ") and "a sum of (x - 1)^2 = " in lines[4]
+    assert lines[3].startswith("  made of: 'weight', a sum = ") and "a sum of x^2 = " in lines[4]
+    assert "'weight_around_one2', a sum of (x - 1)^2 = " in out.explain("weight_std")
+    assert "'ratio', a sum of x - 1 = " in out.explain("ratio_mean")
     assert lines[5:] == ["  healthy: > 0.5"]
 
 

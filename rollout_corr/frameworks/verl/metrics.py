@@ -39,6 +39,7 @@ from ..shared.metrics import (
     prefixed,
     sides,
     squared,
+    std_of_weight,
     unbiased_std,
     weight_sides,
 )
@@ -56,7 +57,7 @@ def columns(spec: Spec, names: Sequence[str]) -> Columns:
     if spec.weight is not None:
         of_sequences += ["means_above", "means_below"]
         if spec.weight.per_token:
-            of_tokens += ["weight2", "tokens_below"]
+            of_tokens += ["tokens_below"]
         else:
             of_sequences += ["rows_above", "rows_below"]
             sequence_maxima += ["max_log_weight", "-min_log_weight"]
@@ -147,8 +148,6 @@ def _collect_weight(block: Findings, spec: Spec, weight: Weight, sums: Named, ma
     low, high = (log_bound(bound) for bound in _bounds(weight))
     weight_sides(block, spec, low, high, rows, maxima)
     if weight.per_token:
-        w = select(tokens.measured, weighing.weight)
-        sums["weight2"] = (w * w).sum()
         sums["tokens_below"] = count(outside(weighing.log_ratio, low, None)[1], tokens.measured)
 
 
@@ -229,29 +228,30 @@ def _importance(v: Values, spec: Spec, weight: Weight) -> dict[str, float]:
     n, rows, empty = v["tokens_measured"], v["verl/rows"], _empty(v)
     lower, upper = _bounds(weight)
     found: dict[str, float] = {}
+    average, square = mean(v["weight"], n), mean(v["weight2"], n)
     if weight.per_token:
-        average, square = 1.0 + mean(v["weight"], n), mean(v["verl/weight2"], n)
-        found["rollout_is_max"] = 1.0 + v["max_weight"]
-        found["rollout_is_min"] = 1.0 - v["-min_weight"]
+        found["rollout_is_max"] = v["max_weight"]
+        found["rollout_is_min"] = 0.0 - v["-min_weight"]
         found["rollout_is_ratio_fraction_high"] = mean(v["tokens_above"], n)
         found["rollout_is_ratio_fraction_low"] = mean(v["verl/tokens_below"], n)
     else:
-        average, square = mean(v["weight_plain"], n), mean(v["weight_plain2"], n)
         empty_above, empty_below = beyond_one(lower, upper)
         found["rollout_is_max"] = exp(min(_with_empty(v, v["verl/max_log_weight"], 0.0), spec.clamp))
         found["rollout_is_min"] = exp(-_with_empty(v, v["verl/-min_log_weight"], 0.0))
         found["rollout_is_ratio_fraction_high"] = mean(v["verl/rows_above"] + empty * empty_above, rows)
         found["rollout_is_ratio_fraction_low"] = mean(v["verl/rows_below"] + empty * empty_below, rows)
     found["rollout_is_mean"] = average
-    found["rollout_is_std"] = population_std(v["weight"], v["weight2"], n)
+    found["rollout_is_std"] = std_of_weight(v["weight"], v["weight2"], v["weight_around_one2"], n)
     found["rollout_is_eff_sample_size"] = squared(average + EPSILON) / square if square > 0.0 else 0.0
-    # The mean weight of an empty row is 0, which lies 1 below the center.
-    total, squares = v["sequence_weight"] - empty, v["sequence_weight2"] + empty
-    found["rollout_is_seq_mean"] = mean(v["sequence_weight_plain"], rows)
-    found["rollout_is_seq_std"] = unbiased_std(total, squares, rows)
-    found["rollout_is_seq_max"] = 1.0 + v["max_sequence_weight"]
-    found["rollout_is_seq_min"] = 1.0 - _with_empty(v, v["-min_sequence_weight"], 1.0)
-    farthest = max(v["max_sequence_weight"], v["-min_sequence_weight"])
+    # The mean weight of an empty row is 0.
+    around_one = v["sequence_weight_around_one2"] + empty
+    found["rollout_is_seq_mean"] = mean(v["sequence_weight"], rows)
+    found["rollout_is_seq_std"] = std_of_weight(
+        v["sequence_weight"], v["sequence_weight2"], around_one, rows, unbiased=True
+    )
+    found["rollout_is_seq_max"] = v["max_sequence_weight"]
+    found["rollout_is_seq_min"] = 0.0 - _with_empty(v, v["-min_sequence_weight"], 0.0)
+    farthest = max(v["max_sequence_weight"] - 1.0, v["-min_sequence_weight"] + 1.0)
     found["rollout_is_seq_max_deviation"] = _with_empty(v, farthest, 1.0)
     below = v["verl/means_below"] + empty * (lower is not None and lower > 0.0)
     found["rollout_is_seq_fraction_high"] = mean(v["verl/means_above"], rows)
@@ -259,7 +259,7 @@ def _importance(v: Values, spec: Spec, weight: Weight) -> dict[str, float]:
     if weight.outside == "zero":
         found["rollout_is_oob_ratio"] = mean(v["tokens_above"] + v["tokens_below"], n)
     if weight.normalize == "batch":
-        by_row = mean(v["sequence_weight_plain"], v["sequences_measured"])
+        by_row = mean(v["sequence_weight"], v["sequences_measured"])
         factor = average if weight.per_token else by_row
         found["rollout_is_batch_norm_factor"] = factor if factor > EPSILON else 1.0
     return found

@@ -37,11 +37,10 @@ from ..shared.metrics import (
     log_difference,
     mean,
     perplexity,
-    population_std,
     prefixed,
     sides,
     squared,
-    unbiased_std,
+    std_of_weight,
     weight_sides,
 )
 
@@ -68,7 +67,7 @@ def columns(spec: Spec, names: Sequence[str]) -> Columns:
         of_tokens += ["catastrophic"]
         of_sequences += ["means_above", "means_below", "vetoed"]
         units = of_tokens if spec.weight.per_token else of_sequences
-        units += ["clamped", "clamped2", "weight2", "tokens_above", "tokens_below"]
+        units += ["weight", "weight2", "weight_around_one2", "tokens_above", "tokens_below"]
         if not spec.weight.per_token:
             of_sequences += ["rows_above", "rows_below"]
             maxima += ["max_log_weight", "-min_log_weight"]
@@ -149,12 +148,12 @@ def _collect_weight(block: Findings, spec: Spec, weight: Weight, sums: Named, ma
     if weight.per_token:
         clamped, bounded = select(measured, clamped), select(measured, bounded)
         sums.update(
-            {"clamped": clamped.sum(), "clamped2": (clamped * clamped).sum(), "weight2": (bounded * bounded).sum()}
+            weight=bounded.sum(), weight2=(bounded * bounded).sum(), weight_around_one2=(clamped * clamped).sum()
         )
         beyond = sides("tokens", weighing.log_ratio, low, high)
         sums.update({name: count(which, measured) for name, which in beyond.items()})
         return
-    rows.update({"clamped": n * clamped, "clamped2": n * clamped * clamped, "weight2": n * bounded * bounded})
+    rows.update(weight=n * bounded, weight2=n * bounded * bounded, weight_around_one2=n * clamped * clamped)
     rows.update({"tokens_above": n * rows["rows_above"], "tokens_below": n * rows["rows_below"]})
 
 
@@ -228,7 +227,7 @@ def _importance(v: Values, spec: Spec, weight: Weight) -> dict[str, float]:
     above, below = v["xtuner/tokens_above"], v["xtuner/tokens_below"]
     units = n
     if weight.per_token:
-        largest, smallest = (1.0 + v["max_raw"], 1.0 - v["-min_raw"]) if n else (-math.inf, math.inf)
+        largest, smallest = (v["max_raw"], -v["-min_raw"]) if n else (-math.inf, math.inf)
     else:
         high, low = v["xtuner/max_log_weight"], -v["xtuner/-min_log_weight"]
         if empty or not rows:
@@ -238,22 +237,23 @@ def _importance(v: Values, spec: Spec, weight: Weight) -> dict[str, float]:
         empty_above, empty_below = beyond_one(lower, upper)
         above, below = v["xtuner/rows_above"] + empty * empty_above, v["xtuner/rows_below"] + empty * empty_below
         units = rows
-    average, square = 1.0 + mean(v["xtuner/clamped"], n), mean(v["xtuner/weight2"], n)
+    average, square = mean(v["xtuner/weight"], n), mean(v["xtuner/weight2"], n)
+    of_rows = v["sequence_raw"], v["sequence_raw2"], v["sequence_raw_around_one2"], some
     found = {
         "rollout_is_veto_fraction": mean(v["xtuner/vetoed"], v["sequences"]),
         "rollout_is_catastrophic_token_fraction": mean(v["xtuner/catastrophic"], v["tokens"]),
-        "rollout_is_mean": 1.0 + v["raw"] / n if n else 0.0,
+        "rollout_is_mean": mean(v["raw"], n),
         "rollout_is_max": largest,
         "rollout_is_min": smallest,
         "rollout_is_ratio_fraction_high": mean(above, units),
         "rollout_is_ratio_fraction_low": mean(below, units),
-        "rollout_is_std": population_std(v["xtuner/clamped"], v["xtuner/clamped2"], n),
+        "rollout_is_std": std_of_weight(v["xtuner/weight"], v["xtuner/weight2"], v["xtuner/weight_around_one2"], n),
         "rollout_is_eff_sample_size": squared(average + EPSILON) / square if square > 0.0 else math.inf,
-        "rollout_is_seq_mean": 1.0 + v["sequence_raw"] / some if some else 0.0,
-        "rollout_is_seq_std": unbiased_std(v["sequence_raw"], v["sequence_raw2"], some),
-        "rollout_is_seq_max": 1.0 + v["max_sequence_raw"] if some else 0.0,
-        "rollout_is_seq_min": 1.0 - v["-min_sequence_raw"] if some else 0.0,
-        "rollout_is_seq_max_deviation": max(v["max_sequence_raw"], v["-min_sequence_raw"]) if some else 0.0,
+        "rollout_is_seq_mean": mean(v["sequence_raw"], some),
+        "rollout_is_seq_std": std_of_weight(*of_rows, unbiased=True),
+        "rollout_is_seq_max": v["max_sequence_raw"] if some else 0.0,
+        "rollout_is_seq_min": -v["-min_sequence_raw"] if some else 0.0,
+        "rollout_is_seq_max_deviation": max(v["max_sequence_raw"] - 1.0, v["-min_sequence_raw"] + 1.0) if some else 0.0,
         "rollout_is_seq_fraction_high": mean(v["xtuner/means_above"], some),
         "rollout_is_seq_fraction_low": mean(v["xtuner/means_below"], some),
     }
