@@ -74,6 +74,8 @@ def statistic(
     x = log_ratio_of(d, numbers, CRITERION, PLAN)
     if CRITERION.stat == "external":
         x = tl.where(measured, external, 0.0)
+        if CRITERION.source == "entropy":
+            x = tl.where(is_finite(x), x, float("nan"))
     elif CRITERION.stat == "k1":
         x = -x
     elif CRITERION.stat == "abs":
@@ -162,17 +164,19 @@ def test_tokens(
         tested = log_ratio_of(d, numbers, CRITERION, PLAN)
     fails = selected(d, advantage, measured, CRITERION) & (passes(tested, numbers, CRITERION, PLAN) == 0)
     found = record(found, PLAN, "counts", named(CRITERION.index, "lost"), fails)
-    among = measured
+    among, end = measured, value
     if CRITERION.stat == "ratio":
         clamp = number(numbers, PLAN, "clamp").to(d.dtype)
-        _, value, _ = exponential(limited(value, -clamp, clamp, PLAN), PLAN)
-    if CRITERION.stat == "external":
+        # Sums are around 1, ends are not.
+        end, value, _ = exponential(limited(value, -clamp, clamp, PLAN), PLAN)
+    if CRITERION.may_be_nan:
         among = among & is_finite(value)
+        found = record(found, PLAN, "counts", named(CRITERION.index, "counted"), among)
     counted = limited(tl.where(among, value, 0.0), -LARGEST_STATISTIC, LARGEST_STATISTIC, PLAN)
     found = record(found, PLAN, "token_sums", named(CRITERION.index, "value"), counted)
     found = record(found, PLAN, "token_sums", named(CRITERION.index, "value2"), counted * counted)
     found = record_extrema(
-        found, PLAN, of_criterion("-min", CRITERION.index), of_criterion("max", CRITERION.index), value, among
+        found, PLAN, of_criterion("-min", CRITERION.index), of_criterion("max", CRITERION.index), end, among
     )
     if CRITERION.drop != "sequence":
         dropped = dropped | fails

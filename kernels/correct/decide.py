@@ -108,7 +108,10 @@ def decide_by_tokens(
             if criterion(PLAN, i).drop == "sequence":
                 keep = keep & (lost == 0)
                 lost = tl.where(lost > 0, valid, 0)
-            add(out.sums, PLAN, named(i, "units"), measured_of(totals, valid, n, criterion(PLAN, i).pair, PLAN))
+            if criterion(PLAN, i).may_be_nan:
+                add(out.sums, PLAN, named(i, "units"), integer(totals, PLAN, named(i, "counted")))
+            else:
+                add(out.sums, PLAN, named(i, "units"), measured_of(totals, valid, n, criterion(PLAN, i).pair, PLAN))
             add(out.sums, PLAN, named(i, "tokens"), lost)
             add(out.sums, PLAN, named(i, "sequences"), lost > 0)
     return keep

@@ -280,8 +280,8 @@ def measure_weights(
     log_ratio, ratio_m1 = weights.log_ratio, weights.ratio_m1
     ratio, weight = tl.where(measured, weights.ratio, 0.0), tl.where(measured, weights.weight, 0.0)
     weight_m1 = tl.where(measured, weights.weight_m1, 0.0)
-    found = record(found, PLAN, "floats", "ratio", ratio)
-    found = record(found, PLAN, "floats", "weight", weight)
+    found = record(found, PLAN, "floats", "ratio_of_tokens", ratio)
+    found = record(found, PLAN, "floats", "weight_of_tokens", weight)
     found = record(found, PLAN, "token_sums", "raw2", ratio * ratio)
     # Without a token clamp these are the squares of e^D - 1, which every Spec has.
     found = record(found, PLAN, "token_sums", "raw_around_one2", ratio_m1 * ratio_m1)
@@ -367,7 +367,7 @@ def counted_of(
     if CRITERION.stat == "ratio":
         clamp = number(numbers, PLAN, "clamp")
         value = expm1(limited(value, -clamp, clamp, PLAN))
-    if CRITERION.stat == "external":
+    if CRITERION.may_be_nan:
         among = among & is_finite(value)
     return value, among, limited(tl.where(among, value, 0.0), -LARGEST_STATISTIC, LARGEST_STATISTIC, PLAN)
 
@@ -376,9 +376,9 @@ def counted_of(
 def measure_criterion(
     value: tl.tensor, among: tl.tensor, out: Partials, numbers: tl.tuple, CRITERION: tl.constexpr, PLAN: tl.constexpr
 ) -> None:
-    """Report a criterion over sequences: the units it tested, and its values."""
-    add(out.sums, PLAN, named(CRITERION.index, "units"), among)
+    """Report a criterion over sequences: the units that it has a value of, and these values."""
     value, among, counted = counted_of(value, among, numbers, CRITERION, PLAN)
+    add(out.sums, PLAN, named(CRITERION.index, "units"), among)
     add(out.sums, PLAN, named(CRITERION.index, "value"), counted)
     add(out.sums, PLAN, named(CRITERION.index, "value2"), counted * counted)
     put_extrema(
@@ -399,7 +399,7 @@ def weigh_sequences(totals: UnitTotals, units: Units, numbers: tl.tuple, PLAN: t
     """Compute the weight of every unit; of weights of tokens, the mean of its tokens'."""
     n_among = units.n_among
     if PLAN.weighs == "token":
-        return mean_weights(plain(totals, PLAN, "ratio"), plain(totals, PLAN, "weight"), units)
+        return mean_weights(plain(totals, PLAN, "ratio_of_tokens"), plain(totals, PLAN, "weight_of_tokens"), units)
     else:
         if PLAN.token_clamp:
             log_ratio = exact(totals, PLAN, "weight", True)

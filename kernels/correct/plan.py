@@ -35,6 +35,7 @@ class PlannedCriterion:
     holed: bool
     token_clamp: bool
     external: int  # index of its external tensor; -1: none
+    source: str  # of its values: `Statistic.source`
     pair: int  # index of the two policies it compares: 0 is train and rollout, k the k-th of Plan.pairs
     role: str | None  # what it is to one of the schemes reported; see metrics/peers.py
 
@@ -42,6 +43,11 @@ class PlannedCriterion:
     def per_token(self) -> bool:
         """Whether every token is tested by itself."""
         return self.over == "token"
+
+    @property
+    def may_be_nan(self) -> bool:
+        """Whether values are the caller's own, which may be anything."""
+        return self.source in ("entropy", "caller")
 
     @property
     def thins(self) -> bool:

@@ -88,6 +88,7 @@ def _criteria(spec: Spec, computes_ages: bool) -> tuple[PlannedCriterion, ...]:
                 holed=threshold.hole is not None,
                 token_clamp=criterion.token_clamp is not None,
                 external=names.index(criterion.tensor_name) if criterion.tensor_name in names else -1,
+                source=criterion.statistic.source,
                 pair=pairs.index(criterion.of),
                 role=peers.role(criterion, spec),
             )
@@ -107,13 +108,19 @@ def _slot_tables(plan: Plan) -> dict[str, tuple[str, ...]]:
     exact += [(str(t.sum), 1 if t.one_limb else 2, propagate or t.external >= 0) for t in sums]
     exact += [("advantage", 2, False)] * plan.averages_advantages
     limbs = [limb for name, many, _ in exact for limb in (name, f"{name}/fraction")[:many]]
-    floats = ["train", "rollout", *["ratio", "weight"] * (plan.weighs == "token"), *["abs_d", "k3"] * plan.turns]
+    floats = [
+        "train",
+        "rollout",
+        *["ratio_of_tokens", "weight_of_tokens"] * (plan.weighs == "token"),
+        *["abs_d", "k3"] * plan.turns,
+    ]
     for name, _, poisoned in exact:
         floats += [name] * plan.double + [f"{name}/rest"] * poisoned
 
     counts = ["valid", "nonfinite", "differing"]
     counts += ["survivors"] * plan.kept
     counts += [f"{each.index}/lost" for each in plan.criteria if each.per_token]
+    counts += [f"{each.index}/counted" for each in plan.criteria if each.per_token and each.may_be_nan]
     counts += ["alive"] * plan.drops_tokens
     counts += CLASSES * plan.classes_of(0)
     counts += [f"alive/{name}" for name in CLASSES] * (plan.classes_of(0) and plan.drops_tokens)

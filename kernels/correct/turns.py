@@ -235,8 +235,8 @@ def decide_by_turns(
             elif criterion(PLAN, i).drop == "unit":
                 keep = keep & (failed == 0)
             sums = tally(sums, PLAN, named(i, "lost"), lost)
-            sums = tally(sums, PLAN, named(i, "units"), among)
             value, among, counted = counted_of(value, among, numbers, criterion(PLAN, i), PLAN)
+            sums = tally(sums, PLAN, named(i, "units"), among)
             sums = tally(sums, PLAN, named(i, "value"), counted)
             sums = tally(sums, PLAN, named(i, "value2"), counted * counted)
             maxima = tally_extrema(maxima, PLAN, of_criterion("-min", i), of_criterion("max", i), value, among)

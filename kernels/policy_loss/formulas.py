@@ -18,6 +18,7 @@ class Token(NamedTuple):
     """The quantities that the loss of a token is computed from."""
 
     new: tl.tensor  # new_logp
+    compared: tl.tensor  # new_logp as the ratio reads it, over the set that truncated sampling kept
     x: tl.tensor  # its log-ratio
     advantage: tl.tensor
     weight: tl.tensor  # the factor of the loss
@@ -176,7 +177,7 @@ def policy(token: Token, numbers: tl.tuple, PLAN: tl.constexpr) -> Term:
         value, slope = -factor * advantage * new, -factor * advantage
         free = free | (free == 0)
         if PLAN.surrogate == "DPPO":
-            low, high = pushed_far(new, x, advantage, numbers, PLAN)
+            low, high = pushed_far(token.compared, x, advantage, numbers, PLAN)
             free = (low | high) == 0
             value = tl.where(free, value, 0.0)
     if PLAN.weighted and PLAN.surrogate != "GMPO" and PLAN.surrogate != "VESPO":

@@ -180,7 +180,7 @@ def loss_of_step(step: LossStep, values: SequenceValues, PLAN: tl.constexpr) -> 
         if PLAN.masked:
             found = record(found, PLAN, "counts", "valid", valid)
         found = record(found, PLAN, "counts", "counted", counted)
-    token = Token(compared, x, advantage, weight, values.level, values.pull, step.chosen)
+    token = Token(new, compared, x, advantage, weight, values.level, values.pull, step.chosen)
     if PLAN.phase == "sum":
         return sum_of_sequence(found, token, scale, counted, values.numbers, PLAN), x
     else:

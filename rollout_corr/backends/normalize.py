@@ -59,6 +59,8 @@ def divide(result: Result, batch: OpenBatch, spec: Spec, groups: Ranks) -> None:
         if spec.rejected == "zero":
             result.mask = None
     result.weights = weights
+    if not spec.apply:
+        result.weights = result.mask = None
     divisors = divisors_of(mean, divides, counted)
     result.statistics = replace(result.statistics, spec=spec).beside(Extra(divisors=True), *divisors)
 

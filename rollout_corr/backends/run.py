@@ -48,9 +48,12 @@ def runner_of(batch: OpenBatch, spec: Spec, backend: str, split: bool = False) -
 
 
 def _before_division(spec: Spec) -> Spec:
-    """The Spec that a backend runs: without self-normalization, and with rejection in the mask alone."""
+    """The Spec that a backend runs: without self-normalization, and with rejection in the mask alone.
+
+    It is applied, since a dry run reports by what weights would be divided.
+    """
     # Asked by every call; the hash of a Spec takes longer than all of this.
-    if spec.weight is None or not spec.weight.self_normalized or not spec.returns_weights:
+    if spec.weight is None or not spec.weight.self_normalized:
         return spec
     return _undivided(spec)
 
@@ -58,7 +61,7 @@ def _before_division(spec: Spec) -> Spec:
 @cached(maxsize=256)
 def _undivided(spec: Spec) -> Spec:
     assert spec.weight is not None
-    return replace(spec, weight=replace(spec.weight, normalize=None), rejected="mask")
+    return replace(spec, weight=replace(spec.weight, normalize=None), rejected="mask", apply=True)
 
 
 def run_correction(batch: OpenBatch, spec: Spec, backend: str, groups: Ranks) -> Result:

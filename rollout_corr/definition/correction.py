@@ -89,6 +89,12 @@ class CriterionValues:
         given = self._external[self._criterion.tensor_name or AGE]
         return select(self._tokens.measured, given.to(self._tokens.d.dtype))
 
+    @property
+    def entropy(self) -> Tensor:
+        """`external`, NaN where it is not finite."""
+        given = self.external
+        return torch.where(given.isfinite(), given, torch.nan)
+
     def k3(self, x: Tensor) -> Tensor:
         """e^x - 1 - x."""
         # Not tokens.k3: what decides must not depend on how large D is elsewhere in the block.
@@ -211,6 +217,14 @@ class Outcome:
     selected: Tensor | None = None  # bool per token
     failed_turns: Tensor | None = None  # [U] bool: turns that are dropped whole
 
+    @property
+    def counted(self) -> Tensor | None:
+        """Bool per unit: those of `among` whose value statistics take, which of the caller's values are the finite."""
+        if not self.criterion.statistic.may_be_nan():
+            return self.among
+        finite = self.value.isfinite()
+        return finite if self.among is None else self.among & finite
+
 
 @dataclass(eq=False, repr=False)
 class Decision:
@@ -221,7 +235,9 @@ class Decision:
     survivors: Tensor | None  # tokens that sequence sums run over where n > 0; None means all
     standing: Tensor | None  # [S] bool: False where all of them count for nothing; None means nowhere
     n: Tensor  # [S] int64, how many those are; 0 where a token criterion took the whole sequence
-    n_turns: Tensor | None = None  # [U] int64, how many each turn has; None without turns
+    n_measured: Tensor  # [S] int64, the measured tokens
+    n_turns: Tensor | None = None  # [U] int64, `n` of each turn; None without turns
+    n_measured_turns: Tensor | None = None  # likewise
     keep_turns: Tensor | None = None  # [U] bool: not rejected by itself; None without turns
     outcomes: list[Outcome] = field(default_factory=list)
     rejects: bool = False  # a sequence may have been rejected
@@ -281,9 +297,9 @@ def decide(
     others, asked = others or {}, Asked(spec, advantages, external, bounds or Sorted(), groups)
     every = [tokens, *others.values()]
     keep = torch.ones(tokens.sequences.count, dtype=torch.bool, device=tokens.d.device)
-    decision = Decision(keep, None, tokens.measured, None, n_measured)
+    decision = Decision(keep, None, tokens.measured, None, n_measured, n_measured)
     if tokens.turns is not None:
-        decision.n_turns = tokens.turns.measured(spec.nonfinite == "reject")
+        decision.n_turns = decision.n_measured_turns = tokens.turns.measured(spec.nonfinite == "reject")
         decision.keep_turns = torch.ones_like(decision.n_turns, dtype=torch.bool)
     for criterion in spec.criteria:
         if criterion.over == "token":

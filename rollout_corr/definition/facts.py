@@ -180,7 +180,7 @@ def _means(total: Tensor, total_bounded: Tensor, n_measured: Tensor) -> Named:
 
 
 def _criterion_facts(outcome: Outcome, tokens: Tokens, n_valid: Tensor, n_measured: Tensor) -> CriterionFacts:
-    among, value = outcome.among, outcome.value
+    among, value = outcome.counted, outcome.value
     if outcome.criterion.per_token:
         value = torch.zeros(0, dtype=torch.float64, device=tokens.d.device)
         # A criterion of new/old counts tokens that are not finite in train/rollout: where it counts all, these too.

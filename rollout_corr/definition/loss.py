@@ -184,6 +184,7 @@ class TokensThatTrain:
         given: Operands,
         objective: Objective,
         new: Tensor,
+        compared: Tensor,
         x: Tensor,
         weights: Tensor | None,
         counted: Tensor | None,
@@ -191,6 +192,7 @@ class TokensThatTrain:
     ) -> None:
         self._counted, self._units, self._n = counted, given.sequences, n
         self.new, self.x, self.advantages = self.chosen(new), self.chosen(x), self.chosen(given.advantages)
+        self.compared = self.new if compared is new else self.chosen(compared)
         self.weights = None if weights is None else self.chosen(weights)
         self.own_ratio = not objective.weights_are_the_ratio
         self._propagate = objective.nonfinite == "propagate"
@@ -287,7 +289,7 @@ def read(given: Operands, objective: Objective) -> Read:
     new = select(everywhere, given.new)
     x, compared = log_ratio(given, new, everywhere, objective)
     weights = None if given.weights is None else select(everywhere, given.weights)
-    tokens = (given.reader or TokensThatTrain)(given, objective, compared, x, weights, counted, n)
+    tokens = (given.reader or TokensThatTrain)(given, objective, new, compared, x, weights, counted, n)
     return Read(known, everywhere, counted, n, new, x, weights, tokens)
 
 

@@ -77,14 +77,12 @@ def ratios_of(weight: Weight, tokens: Tokens, decision: Decision, spec: Spec) ->
     if weight.over == "prefix":
         log_ratio = prefix.log_of_weight(weight, tokens, decision.survivors).clamp(-spec.clamp, spec.clamp)
         growth = prefix.growth(weight.growth, tokens, decision.survivors, weight.within)
-        among = tokens.measured
         if decision.standing is not None:
             # A sequence that a token criterion took has no survivor, so prefixes of none.
             stands = tokens.sequences.spread(decision.standing).expand(log_ratio.shape)
             log_ratio = torch.where(stands, log_ratio, 0.0)
             growth = None if growth is None else torch.where(stands, growth, 1.0)
-            among = stands if among is None else among & stands
-        return Ratios(log_ratio, log_ratio.expm1, among, growth)
+        return Ratios(log_ratio, log_ratio.expm1, tokens.measured, growth)
     if weight.over == "token":
         log_ratio = tokens.clamped(weight.token_clamp)
         if weight.is_token_ratio:
@@ -97,7 +95,10 @@ def ratios_of(weight: Weight, tokens: Tokens, decision: Decision, spec: Spec) ->
     if weight.reduce == "mean":
         aggregate = aggregate / n.clamp(min=1)
     log_ratio = aggregate.clamp(-spec.clamp, spec.clamp)
-    return Ratios(log_ratio, log_ratio.expm1, n > 0)
+    # Units without a survivor too, whose ratio is 1.
+    n_measured = decision.n_measured_turns if weight.per_turn else decision.n_measured
+    assert n_measured is not None
+    return Ratios(log_ratio, log_ratio.expm1, n_measured > 0)
 
 
 # --- what is handed back ---

@@ -170,7 +170,7 @@ def criterion_aggregates(criterion: Criterion, own: str) -> list[Aggregate]:
 
     def over_tokens(f: Findings, by: Sums) -> tuple[Number, ...]:
         outcome = outcome_of(f)
-        return _moments(criterion, outcome.value, outcome.among, f.spec, by)
+        return _moments(criterion, outcome.value, outcome.counted, f.spec, by)
 
     def over_units(s: AllSequences) -> tuple[Number, ...]:
         units = s.criteria[label].units
@@ -181,7 +181,7 @@ def criterion_aggregates(criterion: Criterion, own: str) -> list[Aggregate]:
         return _count_some(by, _lost(outcome_of(f), f.tokens))
 
     at: At = "turns" if criterion.over == "turn" else "sequences"
-    units = _counting(lambda f: outcome_of(f).among) if per_token else None
+    units = _counting(lambda f: outcome_of(f).counted) if per_token else None
     return [
         total(f"{own}/units", at, lambda s: s.criteria[label].units, always, units),
         total(f"{own}/tokens", "sequences", lambda s: s.criteria[label].tokens, always, lost),
@@ -203,18 +203,24 @@ def _lost(outcome: Outcome, tokens: Tokens) -> Tensor | None:
 def _moments(
     criterion: Criterion, value: Tensor, among: Tensor | None, spec: Spec, by: Reducer
 ) -> tuple[Number, Number, Number, Number]:
-    """Sum, sum of squares, maximum and -minimum of a criterion's value over its units; a ratio's around 1."""
+    """Sum, sum of squares, maximum and -minimum of a criterion's value over its units.
+
+    Sums of a ratio are around 1, and so are ends in float64, which those of tokens need not be.
+    """
+    end = None
     if criterion.statistic.log_space:
-        value = value.clamp(-spec.clamp, spec.clamp)
-        value = value + k3(value) if criterion.over == "token" else value.expm1()
-    if criterion.statistic.may_be_nan():
-        finite = value.isfinite()
-        among = finite if among is None else among & finite
+        log_ratio = value.clamp(-spec.clamp, spec.clamp)
+        value = log_ratio + k3(log_ratio) if criterion.over == "token" else log_ratio.expm1()
+        end = log_ratio.exp() if criterion.over == "token" else None
     there = select(among, value)
     if not criterion.statistic.log_space or exp(spec.clamp) > LARGEST_STATISTIC:
         # Squares of what is larger would overflow float32.
         there = there.clamp(-LARGEST_STATISTIC, LARGEST_STATISTIC)
-    return (by.sum(there), by.squares(there, dot=criterion.over != "token"), *by.ends(value, among))
+    return (
+        by.sum(there),
+        by.squares(there, dot=criterion.over != "token"),
+        *by.ends(value if end is None else end, among),
+    )
 
 
 def _probabilities(f: Findings, by: Sums) -> tuple[Number, ...]:

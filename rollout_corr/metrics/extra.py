@@ -41,8 +41,9 @@ ENTROPY_METRICS = [
     Metric("entropy_min", "min of it", "nats", FINITE, ">= 0", minimum("entropy")),
     Metric("tokens_entropy_nonfinite", "valid tokens whose entropy is NaN or infinite", "tokens", EACH, "0",
            plain("entropy_nonfinite")),
-    Metric("entropy_gap_mean", "mean of entropy + train_logp: 0 where the tokens were sampled from that policy", "nats",
-           PAIRED, "near 0", mean("entropy_gap")),
+    Metric("entropy_gap_mean",
+           "mean of entropy + train_logp, as given: 0 where the tokens were sampled from that policy", "nats", PAIRED,
+           "near 0", mean("entropy_gap")),
     Metric("entropy_gap_std", "population standard deviation of it", "nats", PAIRED, "-", std("entropy_gap")),
 ]
 # Where a correction has measured the KL.

@@ -105,7 +105,7 @@ def metrics_of(objective: Objective) -> list[Metric]:
     rows = list(ALWAYS)
     if objective.kl is not None:
         k = "ref_logp - new_logp" if objective.kl.swapped else "new_logp - ref_logp"
-        formula = f"mean {objective.kl.kind} of {k}, without coefficient and weight"
+        formula = f"mean {objective.kl.kind} of {k} within the KL's clamps and bound, without coefficient and weight"
         rows.append(_term(kl_key(objective.kl), formula, "nats", "-", objective.kl, "ref_kl"))
     if objective.regularizer is not None:
         formula = "mean (new_logp - old)^2, without its coefficient"

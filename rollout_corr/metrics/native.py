@@ -236,6 +236,7 @@ def criterion_metrics(criterion: Criterion) -> list[Metric]:
     label, value = criterion.label, f"{criterion.label}/value"
     units = "measured tokens" if criterion.per_token else f"{criterion.over}s with a token to sum over"
     over, center = Over(units, f"{label}/units"), 1.0 if criterion.statistic.log_space else 0.0
+    end_center = 0.0 if criterion.over == "token" else center
     return [
         Metric(f"{label}/tokens_rejected_fraction", "tokens that it rejected", "fraction", VALID, "< 0.1",
                mean(f"{label}/tokens")),
@@ -245,8 +246,8 @@ def criterion_metrics(criterion: Criterion) -> list[Metric]:
                mean_around(center, value)),
         Metric(f"{label}/std", "population standard deviation of its statistic, saturated likewise", "its own", over,
                "-", std(value)),
-        Metric(f"{label}/min", "minimum of its statistic", "its own", over, "-", minimum(value, center)),
-        Metric(f"{label}/max", "maximum of its statistic", "its own", over, "-", maximum(value, center)),
+        Metric(f"{label}/min", "minimum of its statistic", "its own", over, "-", minimum(value, end_center)),
+        Metric(f"{label}/max", "maximum of its statistic", "its own", over, "-", maximum(value, end_center)),
     ]
 
 

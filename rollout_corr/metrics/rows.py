@@ -214,15 +214,10 @@ def variance_of_weight(total: float, squares: float, around_one: float, n: float
     """
     average = ratio_of(total, n)
     off = average - 1.0
-    around = ratio_of(squares, n) - average * average, ratio_of(around_one, n) - off * off
-    return nearer_to_zero(average, *around)
-
-
-def nearer_to_zero(average: float, if_so: float, if_not: float) -> float:
-    """One number where an average lies nearer to 0 than to 1, another where it does not."""
+    if_low, if_not = ratio_of(squares, n) - average * average, ratio_of(around_one, n) - off * off
     if isinstance(average, float):
-        return if_so if average < 0.5 else if_not
-    return average.chosen_below(0.5, if_so, if_not)
+        return if_low if average < 0.5 else if_not
+    return average.chosen_below(0.5, if_low, if_not)
 
 
 @dataclass(frozen=True)

@@ -174,7 +174,7 @@ class AveragePPO(PPO):
         choice("AveragePPO.level", self.level, BETWEEN)
 
     def log_ratio(self, tokens: LossTokens) -> Tensor:
-        return averaged(self.level, tokens.x, tokens.mean(tokens.x))
+        return averaged(self.level, tokens.x, tokens.mean(tokens.x), self.clamp)
 
     def explain(self) -> str:
         name = "average" if self.level == "average" else "geometric average"

@@ -131,7 +131,7 @@ class DPPO(Surrogate):
     def loss(self, tokens: LossTokens) -> TokenLoss:
         new, advantages = tokens.new, tokens.advantages
         # Not clamped: it leads from new_logp to base, whose probability the divergence needs.
-        stopped, d = new.detach(), tokens.x.detach()
+        stopped, d = tokens.compared.detach(), tokens.x.detach()
         p, q = tokens.probability(stopped - d), tokens.probability(stopped)
         if self.divergence == "tv":
             moved = (q - p).abs()

@@ -58,6 +58,10 @@ class TokenValues(Protocol):
     def external(self) -> Tensor:
         """The tensor that the caller gave under the criterion's name or as entropy, or made of its versions."""
 
+    @property
+    def entropy(self) -> Tensor:
+        """`external`, NaN where it is not finite, which no bound lets pass."""
+
     def k3(self, x: Tensor) -> Tensor:
         """e^x - 1 - x without cancellation."""
 
@@ -181,7 +185,7 @@ _ROWS = (
     Statistic("age", "the age, versions.current - version,", lambda x: x.external,
         r"$v - v_t$, the version that trains minus the version that sampled the token", "how stale the tokens are",
         unit="versions", source="versions", signed=True),
-    Statistic("entropy", "the entropy", lambda x: x.external,
+    Statistic("entropy", "the entropy", lambda x: x.entropy,
         r"$H_t$, the entropy of the distribution that the token was drawn from", "how undecided the policy is",
         source="entropy"),
     Statistic("external", "the external statistic", lambda x: x.external, "a tensor that the caller gives",

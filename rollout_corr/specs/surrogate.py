@@ -62,6 +62,7 @@ class LossTokens(Protocol):
     """
 
     new: Tensor  # new_logp
+    compared: Tensor  # new_logp as the ratio reads it, over the set that truncated sampling kept
     x: Tensor  # the log-ratio of the token
     clamped: Tensor  # `Surrogate.log_ratio`, clamped to +-clamp; not there yet when that is asked for
     advantages: Tensor
@@ -277,7 +278,7 @@ class Surrogate(Checked):
         mean = tokens.mean(x)
         if self.ratio_level == "sequence":
             return mean
-        return averaged(self.ratio_level, x, mean)
+        return averaged(self.ratio_level, x, mean, self.clamp)
 
     def see_batch(self, batch: SeenBatch) -> Decided:
         """Decide what the whole batch decides; asked of surrogates that see the batch."""
@@ -301,8 +302,9 @@ class Surrogate(Checked):
         """Describe the loss of a token in one line."""
 
 
-def averaged(level: Level, x: Tensor, mean: Tensor) -> Tensor:
-    """The logarithm of the average or of the geometric average of two ratios, from their logarithms."""
+def averaged(level: Level, x: Tensor, mean: Tensor, clamp: float) -> Tensor:
+    """The logarithm of the average or of the geometric average of two ratios, from their logarithms within a clamp."""
+    x, mean = x.clamp(-clamp, clamp), mean.clamp(-clamp, clamp)
     return 0.5 * (x + mean) if level == "geometric_average" else torch.logaddexp(x, mean) - math.log(2.0)
 
 

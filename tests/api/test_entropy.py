@@ -19,6 +19,7 @@ from builders.rounding import near
 from builders.split_cases import Rank, picked, tokens_of
 from builders.threaded_ranks import Ranks
 from oracles.entropy_bonus import bonus
+from rollout_corr.specs.choices import REDUCTIONS
 
 pytestmark = [*INTERPRETED, pytest.mark.usefixtures("one_thread")]
 
@@ -54,6 +55,54 @@ def test_a_nan_fails_its_unit_and_is_counted():
     assert out.keep.tolist() == [False, True, False]
     found = out.metrics()
     assert found["tokens_entropy_nonfinite"] == 2 and found["entropy_mean"] == 0.625 and found["entropy_max"] == 1.0
+
+
+UNITS = [("token", None), *(("sequence", name) for name in REDUCTIONS), ("turn", "sum")]
+MOMENTS = ("mean", "std", "min", "max")
+
+
+def judged(values, device, backend, of, **criterion):
+    """The mask, and the metrics of one criterion of the entropy, or of another tensor of the caller's."""
+    x = torch.zeros(values.shape, device=device)
+    given = {"entropy": values.to(device)} if of == "entropy" else {"external": {of: values.to(device)}}
+    turns = "runs" if criterion["over"] == "turn" else None
+    batch = rc.Batch(mask=torch.ones(values.shape, device=device), turns=turns, **given)
+    which = {"stat": "entropy"} if of == "entropy" else {"stat": "external", "name": of}
+    spec = rc.Spec(criteria=(rc.Criterion(**which, **criterion, label="it"),))
+    out = rc.correct(x, x, batch, spec=spec, backend=backend)
+    return out.mask.tolist(), [out.metrics()[f"it/{key}"] for key in MOMENTS]
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize(("over", "reduce"), UNITS)
+def test_an_entropy_that_is_not_finite_passes_no_bound(over, reduce, bad, device):
+    """And is in no metric of the criterion."""
+    each = 2.0 if reduce == "sum" else 1.0
+    for backend, bound in itertools.product(("torch", "triton"), ({"lower": 0.0}, {"upper": 9.0})):
+        entropy = torch.tensor([[1.0, 1.0], [bad, 1.0]])
+        mask, found = judged(entropy, device, backend, "entropy", over=over, reduce=reduce, **bound)
+        assert mask == [[1.0, 1.0], [0.0, float(over == "token")]], (backend, bound)
+        assert found == [each, 0.0, each, each], (backend, bound)
+
+
+@pytest.mark.parametrize(("over", "reduce"), UNITS)
+def test_values_of_the_caller_that_are_not_finite_are_in_no_metric(over, reduce, device):
+    """Means are over the finite ones; the extremes of none are 0, as of everything else."""
+    each = 2.0 if reduce == "sum" else 1.0
+    for backend in ("torch", "triton"):
+        values = torch.tensor([[1.0, 1.0], [math.nan, 1.0], [math.nan, math.nan]])
+        _, found = judged(values, device, backend, "own", over=over, reduce=reduce, upper=9.0)
+        assert found == [each, 0.0, each, each], backend
+        assert judged(values[2:], device, backend, "own", over=over, reduce=reduce, upper=9.0)[1] == [0.0] * 4, backend
+
+
+def test_an_infinite_entropy_is_not_the_highest():
+    entropy = torch.tensor([[0.5, math.inf, 1.0, math.nan, 0.25, -math.inf]])
+    x = torch.zeros_like(entropy)
+    for side, wanted in (("lower", [0, 0, 1, 0, 0, 0]), ("upper", [1, 0, 0, 0, 1, 0])):
+        rule = rc.TopK(1) if side == "lower" else rc.Bottom(2)
+        spec = rc.Spec(criteria=(rc.Criterion("entropy", **{side: rule}),))
+        assert rc.correct(x, x, rc.Batch(entropy=entropy), spec=spec).mask.int().tolist() == [wanted]
 
 
 def test_the_tokens_of_highest_entropy():

@@ -159,6 +159,33 @@ def test_the_oracle_of_the_loss_in_bypass_mode(name, side):
         assert metrics[key] == near(value), key
 
 
+@pytest.mark.parametrize("surrogate", [rc.GPG(), rc.Score(), rc.TOPR(), rc.SAPO(gate="stopped")], ids=repr)
+def test_the_mass_is_in_the_ratio_and_not_in_the_log_prob_that_it_multiplies(surrogate, device):
+    """At a ratio of 1 the value is -A n."""
+    new, mass = torch.full((1, 2), -1.0), torch.full((1, 2), -0.1)
+    for backend in ("torch", "triton"):
+        out = rc.policy_loss(
+            new.to(device).requires_grad_(),
+            torch.ones(1, device=device),
+            rc.Batch(kept_mass=rc.KeptMass(mass.to(device))),
+            rc.Loss(surrogate),
+            rollout_logp=(new - mass).to(device),
+            backend=backend,
+        )
+        assert out.value.item() == near(2.0 if isinstance(surrogate, rc.SAPO) else 1.0, torch.float32), backend
+
+
+def test_the_covariance_of_a_token_is_of_its_own_log_prob():
+    new = torch.tensor([[-1.0, -2.0, -3.0, -4.0]], dtype=torch.float64)
+    mass = torch.tensor([[-3.0, -2.0, -1.0, 0.0]], dtype=torch.float64).mul(0.9)
+    advantages = torch.tensor([[1.0, 2.0, 3.0, 4.0]], dtype=torch.float64)
+    loss, batch = rc.Loss(rc.KLCov(1.0)), rc.Batch(kept_mass=rc.KeptMass(mass))
+    out = rc.policy_loss(new, advantages, batch, loss, rollout_logp=new - mass)
+    plain = rc.policy_loss(new, advantages, loss=loss, rollout_logp=new)
+    keys = [key for key in plain.metrics() if "cov" in key]
+    assert keys and [out.metrics()[key] for key in keys] == near([plain.metrics()[key] for key in keys])
+
+
 @pytest.mark.parametrize(
     ("name", "nonfinite", "side"), list(zip(SURROGATES, ("reject", "reject", "neutral") * 2, SIDES * 3, strict=True))
 )

@@ -115,6 +115,19 @@ def test_metrics_are_those_of_a_bound_that_is_the_number_found(way):
         assert all_near(found.weights, known.weights, torch.float32)
 
 
+@pytest.mark.parametrize("over", ["sequence", "turn", "prefix"])
+def test_units_without_a_survivor_are_values_of_the_batch(over, way):
+    """Their ratio is 1: of 0.7, 0.8 and 1 the median is 0.8, without it 0.7."""
+    ratios = torch.tensor([0.7, 0.8, 0.1])
+    weight = rc.Weight(over=over, reduce="mean", upper=rc.Quantile(0.5))
+    spec = rc.Spec(weight, (rc.Criterion("ratio", lower=0.5),), "both", sums_over="kept")
+    x = ratios.log()[:, None].expand(3, 2)
+    out = rc.correct(
+        x, torch.zeros(3, 2), rc.Batch(turns="runs" if over == "turn" else None, mask=torch.ones(3, 2)), spec=spec
+    )
+    assert out.metrics()["weight/upper_max"] == near(0.8, torch.float32)
+
+
 @pytest.mark.parametrize("rule", [rc.Quantile(0.99), rc.Bottom(50), rc.Bottom(share=0.999)], ids=str)
 def test_a_rule_that_keeps_everything_leaves_a_number_on_the_other_side_alone(rule, way):
     """Its last value would cross that, and be the weight of all."""

@@ -16,6 +16,7 @@ from rollout_corr.specs.ratio_losses import DEFAULT_SURROGATE
 from rollout_corr.specs.terms import KL, Objective, SquaredLogRatio
 
 WEIGHTS, TURNS, FULL = "With a `Weight`", "Where turns are measured", 'With `detail="full"`'
+LOSS = "From `policy_loss`"
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
 # A part of the page that is made, by its name.
 BEGIN, END = (
@@ -41,7 +42,12 @@ last, and over turns that are last but not first.
 """,
     FULL: """
 Percentiles of the weight are over the unit of the Weight: `sequence_weight_before_bounds_pQ`,
-`turn_weight_before_bounds_pQ`.
+`turn_weight_before_bounds_pQ`. A Weight over prefixes has none. `logp_ulps_max` is of the log-probs after the kept mass
+is taken off.
+""",
+    LOSS: """
+The last two rows are over the tokens of their term's scope: with `scope="kept"` those that train, with "all" the valid
+ones that are finite.
 """,
 }
 
@@ -94,7 +100,7 @@ def parts() -> dict[str, list[Metric]]:
         "For every bound that the batch decides, under the label of its criterion or `weight`": extra.bound_metrics(
             "LABEL", "upper", False
         ),
-        "From `policy_loss`": loss.metrics_of(objective),
+        LOSS: loss.metrics_of(objective),
         "From a surrogate that looks at the whole batch": list(loss.OF_BATCH.values()),
         "From `route_agreement`": [*routes.METRICS, *routes.METRICS_OF_WEIGHTS],
     }

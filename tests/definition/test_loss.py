@@ -95,6 +95,16 @@ def test_kl(kind):
     check(only(BATCHES[0], "old", "ref"), objective("ppo", kl=rc.KL(kind, 0.3, weight="weights")))
 
 
+@pytest.mark.parametrize("name", ["ppo average", "ppo geometric", "score average", "score geometric"])
+def test_both_ratios_of_an_average_are_clamped(name):
+    """Log-ratios of 24 and 0 with a mean of 12: e^20 and e^12 are averaged, and not e^24 and e^12."""
+    new = torch.tensor([[0.0, -24.0]], dtype=torch.float64)
+    loss = rc.Loss(replace(SURROGATES[name], clamp=20.0))
+    out = rc.policy_loss(new, torch.ones(1), loss=loss, old_logp=torch.full_like(new, -24.0))
+    wanted = math.exp(16.0) if "geometric" in name else (math.exp(20.0) + math.exp(12.0)) / 2.0
+    assert out.metrics()["surrogate_ratio_max"] == near(wanted, size=0.0)
+
+
 @pytest.mark.parametrize("mean", [mean for mean in MEANS if mean.length is None])
 def test_a_kl_with_a_mean_of_its_own(mean):
     """SkyRL averages the KL over rows, whatever divides the policy loss."""

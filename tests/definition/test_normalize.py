@@ -209,3 +209,18 @@ def test_what_has_no_mean_of_a_group():
     x = torch.zeros(4, 3)
     out = rc.policy_loss(x, torch.ones(4), rc.Batch(groups=rc.Groups(size=2)))
     assert torch.equal(out.value, rc.policy_loss(x, torch.ones(4)).value)
+
+
+@pytest.mark.parametrize("normalize", ["sequence", "group"])
+@pytest.mark.parametrize("rejected", ["mask", "both"])
+def test_a_dry_run_reports_by_what_weights_would_be_divided(normalize, rejected):
+    """And hands nothing back, in any layout."""
+    spec = rc.Spec(rc.Weight.token(upper=1.5, normalize=normalize), (rc.Criterion("abs", upper=0.2),), rejected)
+    groups = torch.tensor([0, 1, 0, 1])
+    for layout in ("packed_gaps", "padded_left"):
+        laid = lay_out(random_sequences(2, (5, 1, 7, 4)), layout)
+        options = {"group_index": groups} if normalize == "group" else {}
+        out, dry = (laid.correct(replace(spec, apply=apply), **options) for apply in (True, False))
+        assert dry.weights is None and dry.mask is laid.mask
+        found = dry.metrics()
+        assert found == out.metrics() and found["sequence_weight_divisor_max"] > 0.0

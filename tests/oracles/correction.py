@@ -108,6 +108,10 @@ def binary_kl(p, q, d, eps):
     return -p * d + u * (log(u) - log(v))
 
 
+def finite_or_nan(x):
+    return x if math.isfinite(x) else math.nan
+
+
 def statistic(criterion, spec, sequence, token, t):
     """The statistic of a token; a ratio is in log space."""
     d = clamp(token.d, criterion.token_clamp)
@@ -128,7 +132,7 @@ def statistic(criterion, spec, sequence, token, t):
         "binary_kl_reverse": lambda: back,
         "binary_kl_symmetric": lambda: largest([kl, back]),
         "age": lambda: sequence.age(t),
-        "entropy": lambda: sequence.external["entropy"][t],
+        "entropy": lambda: finite_or_nan(sequence.external["entropy"][t]),
         "external": lambda: sequence.external[criterion.name][t],
     }[criterion.stat]()
 

@@ -62,15 +62,15 @@ def surrogate_losses(s, sequence, new, stopped, weights_are_ratio, looked=None):
                 level = mean(x_of(u, stopped) for u in tokens) + (new[t] - stopped[t])
             found[t] = ppo(s, ratio(level), a)
         elif kind == "AveragePPO":
-            found[t] = ppo(s, ratio(at_level(s.level, x, [x_of(u, new) for u in tokens])), a)
+            found[t] = ppo(s, ratio(at_level(s, x, [x_of(u, new) for u in tokens])), a)
         elif kind == "Reinforce":
             found[t] = -ratio(x) * a
         elif kind == "Score":
-            r = ratio(at_level(s.level, sg_x, [x_of(u, stopped) for u in tokens]))
+            r = ratio(at_level(s, sg_x, [x_of(u, stopped) for u in tokens]))
             inside = (s.lower is None or r >= s.lower) and (s.upper is None or r <= s.upper)
             if not inside:
                 r = 0.0 if s.outside == "zero" else (s.lower if s.lower is not None and r < s.lower else s.upper)
-            found[t] = -(1.0 if weights_are_ratio else r) * a * over_kept_set(sequence, s, t, new)
+            found[t] = -(1.0 if weights_are_ratio else r) * a * new[t]
         elif kind == "DPPO":
             there = over_kept_set(sequence, s, t, stopped)
             q, p = exp(min(there, 0.0)), exp(min(there - sg_x, 0.0))
@@ -82,13 +82,13 @@ def surrogate_losses(s, sequence, new, stopped, weights_are_ratio, looked=None):
             masked = (a > 0 and q > p and moved > s.high) or (a < 0 and q < p and moved > s.low)
             r = 1.0 if weights_are_ratio else ratio(sg_x)
             r = r if s.upper is None else min(r, s.upper)
-            found[t] = 0.0 if masked else -r * a * over_kept_set(sequence, s, t, new)
+            found[t] = 0.0 if masked else -r * a * new[t]
         elif kind == "SAPO":
             tau = s.positive if a > 0 else s.negative
             of_gate = sg_x if s.gate == "stopped" else x
             found[t] = -(4 / tau) / (1 + exp(-tau * (ratio(of_gate) - 1))) * a
             if s.gate == "stopped":
-                found[t] *= over_kept_set(sequence, s, t, new)
+                found[t] *= new[t]
         elif kind == "GMPO":
             parts = []
             for u in tokens:
@@ -97,18 +97,18 @@ def surrogate_losses(s, sequence, new, stopped, weights_are_ratio, looked=None):
             found[t] = -mean(advantage(sequence, u) for u in tokens) * exp(mean(parts))
         elif kind == "TOPR":
             factor = s.positive if a > s.threshold else s.negative * min(ratio(sg_x), s.upper)
-            found[t] = -factor * a * over_kept_set(sequence, s, t, new)
+            found[t] = -factor * a * new[t]
         elif kind == "REC":
-            r = ratio(at_level(s.level, sg_x, [x_of(u, stopped) for u in tokens]))
+            r = ratio(at_level(s, sg_x, [x_of(u, stopped) for u in tokens]))
             factor = (r if s.weight == "ratio" else 1.0) * rec_keeps(s, r, a)
-            found[t] = -factor * a * over_kept_set(sequence, s, t, new)
+            found[t] = -factor * a * new[t]
         elif kind == "VESPO":
             weights = None if sequence.weights is None else [sequence.weights[u] for u in tokens]
             w = exp(vespo_log_ratio(s, [x_of(u, stopped) for u in tokens], weights))
             k, rate = (s.k_positive, s.rate_positive) if a >= 0 else (s.k_negative, s.rate_negative)
-            found[t] = -math.exp(k * math.log(w) + rate * (1 - w)) * a * over_kept_set(sequence, s, t, new)
+            found[t] = -math.exp(k * math.log(w) + rate * (1 - w)) * a * new[t]
         elif kind == "GPG":
-            found[t] = -a * over_kept_set(sequence, s, t, new)
+            found[t] = -a * new[t]
         else:
             assert kind == "DRO", kind
             square = clip(x, -1024, 1024) ** 2
@@ -117,7 +117,7 @@ def surrogate_losses(s, sequence, new, stopped, weights_are_ratio, looked=None):
                 total = math.fsum(clip(x_of(u, stopped), -1024, 1024) for u in tokens)
                 whole = clip(total, -1024, 1024)
                 square = whole * (clip(sg_x, -1024, 1024) + (2 * (x - sg_x) if whole == total else 0))
-            found[t] = -(a * over_kept_set(sequence, s, t, new) - s.beta / 2 * square)
+            found[t] = -(a * new[t] - s.beta / 2 * square)
     return found
 
 

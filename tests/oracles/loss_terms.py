@@ -95,14 +95,15 @@ def ppo(s, r, a):
     return loss
 
 
-def at_level(level, x, all_x):
-    """The log-ratio of a token, of its sequence, or of one of their two means."""
-    if level == "token":
+def at_level(s, x, all_x):
+    """The log-ratio of a token, of its sequence, or of one of the two means of both, each clamped."""
+    if s.level == "token":
         return x
     whole = mean(all_x)
-    if level == "sequence":
+    if s.level == "sequence":
         return whole
-    return (x + whole) / 2 if level == "geometric_average" else math.log((exp(x) + exp(whole)) / 2)
+    x, whole = clip(x, -s.clamp, s.clamp), clip(whole, -s.clamp, s.clamp)
+    return (x + whole) / 2 if s.level == "geometric_average" else math.log((exp(x) + exp(whole)) / 2)
 
 
 def rec_keeps(s, r, a):
@@ -133,4 +134,4 @@ def level_of(s, x, all_x, weights):
         return vespo_log_ratio(s, all_x, weights)
     if kind == "DRO" and s.level == "sequence":
         return math.fsum(clip(y, -1024, 1024) for y in all_x)
-    return at_level(s.level, x, all_x) if kind in ("Score", "REC", "AveragePPO") else x
+    return at_level(s, x, all_x) if kind in ("Score", "REC", "AveragePPO") else x

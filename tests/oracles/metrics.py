@@ -67,7 +67,7 @@ def metrics(answer, spec):
         found |= of_criterion(answer, spec, outcome)
     if spec.detail == "full":
         found |= of_probabilities(spec, tokens)
-    if spec.apply and spec.weight is not None and spec.weight.normalize in ("sequence", "group"):
+    if spec.weight is not None and spec.weight.normalize in ("sequence", "group"):
         found |= of_divisors(answer)
     if spec.reads_entropy:
         found |= of_entropy(answer, found["kl_rollout_train_k3"])
@@ -211,6 +211,8 @@ def of_divisors(answer):
 
 def of_criterion(answer, spec, outcome):
     values = [v for row in outcome.values for v in row if v is not None]
+    if outcome.criterion.stat in ("entropy", "external"):
+        values = [v for v in values if math.isfinite(v)]
     center = 1.0 if outcome.criterion.stat == "ratio" else 0.0
     if outcome.criterion.stat == "ratio":
         values = [exp(clamp(v, spec.clamp)) for v in values]

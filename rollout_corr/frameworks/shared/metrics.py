@@ -15,7 +15,7 @@ from ...metrics.all_sequences import perplexity as perplexity
 from ...metrics.rows import Values as Values
 from ...metrics.rows import exp as exp
 from ...metrics.rows import log as log
-from ...metrics.rows import ratio_of, variance_of_weight
+from ...metrics.rows import ratio_of, root, variance_of_weight
 from ...metrics.rows import squared as squared
 from ...specs.correction import Spec
 
@@ -105,8 +105,8 @@ def std_of_weight(total: float, squares: float, around_one: float, units: float,
     """Standard deviation of a weight from its sum, its squares, and those around 1; 0 for a single one."""
     if units <= 1:
         return 0.0
-    variance = max(variance_of_weight(total, squares, around_one, units), 0.0)
-    return math.sqrt(variance * units / (units - 1) if unbiased else variance)
+    variance = variance_of_weight(total, squares, around_one, units)
+    return root(variance * units / (units - 1) if unbiased else variance)
 
 
 def unbiased_std(total: float, squares: float, units: float) -> float:
