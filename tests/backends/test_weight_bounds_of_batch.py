@@ -120,7 +120,7 @@ def test_units_without_a_survivor_are_values_of_the_batch(over, way):
     """Their ratio is 1: of 0.7, 0.8 and 1 the median is 0.8, without it 0.7."""
     ratios = torch.tensor([0.7, 0.8, 0.1])
     weight = rc.Weight(over=over, reduce="mean", upper=rc.Quantile(0.5))
-    spec = rc.Spec(weight, (rc.Criterion("ratio", lower=0.5),), "both", sums_over="kept")
+    spec = rc.Spec(weight, (rc.Criterion("ratio", lower=0.5, drop="sequence"),), "both", sums_over="kept")
     x = ratios.log()[:, None].expand(3, 2)
     out = rc.correct(
         x, torch.zeros(3, 2), rc.Batch(turns="runs" if over == "turn" else None, mask=torch.ones(3, 2)), spec=spec
