@@ -2,7 +2,8 @@
 
 D = train_logp - rollout_logp is the log-ratio of a token, exp(D) its importance weight. A sequence is kept if the
 geometric mean of its ratios, exp(mean D), lies within bounds, if no token's ratio lies outside those of the veto, and
-if no D is NaN or infinite. Read from top to bottom: two kernels, what launches them, a reference in plain torch.
+if no D is NaN or infinite. Read from top to bottom: two kernels, what launches them, a reference in plain torch. They
+need torch, and Triton 3.5 or newer.
 
 A *tile* is a stretch of BT tokens, whatever sequences lie there; a *slot* is the part of one sequence in one tile.
 Three sequences of 5, 14 and 13 tokens, with tiles of 8:
@@ -374,13 +375,17 @@ def check(train_logp: Tensor, rollout_logp: Tensor, mask: Tensor | None, cu_seql
     for name, x in (("rollout_logp", rollout_logp), ("mask", mask)):
         if x is not None and tuple(x.shape) != shape:
             raise ValueError(f"{name}: expected the shape of train_logp, {shape}, got {tuple(x.shape)}")
+        if x is not None and x.device != train_logp.device:
+            raise ValueError(f"{name}: expected a tensor on {train_logp.device}, got one on {x.device}")
     for name, x in (("train_logp", train_logp), ("rollout_logp", rollout_logp)):
         if x.dtype not in (torch.float32, torch.bfloat16, torch.float16):
             raise ValueError(f"{name}: expected float32, bfloat16 or float16, got {x.dtype}")
     if len(shape) != 2 - packed and shape[:-1] != (1,):
         raise ValueError(f"train_logp: expected [B, T], or [N] or [1, N] with cu_seqlens, got {shape}")
-    if cu_seqlens is not None and (cu_seqlens.dim() != 1 or cu_seqlens.dtype not in (torch.int32, torch.int64)):
-        raise ValueError(f"cu_seqlens: expected [S + 1] int32 or int64, got {cu_seqlens.dim()}-d {cu_seqlens.dtype}")
+    if cu_seqlens is not None:
+        many, kind = tuple(cu_seqlens.shape), cu_seqlens.dtype
+        if len(many) != 1 or many == (0,) or kind not in (torch.int32, torch.int64):
+            raise ValueError(f"cu_seqlens: expected [S + 1] int32 or int64, got {many} {kind}")
 
 
 def rows_of(x: Tensor) -> Tensor:
@@ -405,7 +410,7 @@ def correct(
         mask: Shaped like it, any dtype: a token is valid where this is not 0. None: all are.
         cu_seqlens: [S + 1] int32 or int64: where sequences begin and end in [N]. Tokens of none get weight 0 and mask
             0. None: every row of [B, T] is a sequence.
-        settings: What is done.
+        settings: The bounds.
     """
     check(train_logp, rollout_logp, mask, cu_seqlens)
     shape, device, n = train_logp.shape, train_logp.device, train_logp.numel()
@@ -421,7 +426,7 @@ def correct(
     # A program takes the steps of its tile one after the other, so in a small batch tiles are shorter.
     tile = 2048 if n >= 1 << 22 else 512
     tiles = max(1, triton.cdiv(n, tile))
-    # A program of decide_kernel has 128 slots at a time, of one long sequence or of 32.
+    # A program of decide_kernel has 128 slots at a time, of one long sequence or of 32. Others help it to zero tokens.
     at_once = 1 if n >= 8 * tile * sequences else 32
     programs = max(1, triton.cdiv(sequences, at_once))
     shares = max(1, min(64, n // programs // 32768))

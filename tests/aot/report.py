@@ -80,7 +80,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--target", nargs="+", default=TARGETS, choices=TARGETS, help="GPUs (default: all)")
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--variant", nargs="+", default=tuple(EVERY), metavar="NAME", help="names (default: all)")
-    few = (*FEW, *LOSS_FEW)
+    few = (*FEW, *LOSS_FEW, "file_packed")
     which.add_argument("--few", action="store_const", dest="variant", const=few, help="a selection of the variants")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes (default: one a core)")
     options = parser.parse_args(arguments)

@@ -154,7 +154,9 @@ def test_refuses():
         ((x, x.double()), "rollout_logp: expected float32, bfloat16 or float16, got torch.float64"),
         ((x[0], x[0]), "train_logp: expected [B, T], or [N] or [1, N] with cu_seqlens, got (3,)"),
         ((x, x, None, cu), "train_logp: expected [B, T], or [N] or [1, N] with cu_seqlens, got (2, 3)"),
-        ((x[0], x[0], None, cu.float()), "cu_seqlens: expected [S + 1] int32 or int64, got 1-d torch.float32"),
+        ((x[0], x[0], None, cu.float()), "cu_seqlens: expected [S + 1] int32 or int64, got (2,) torch.float32"),
+        ((x[0], x[0], None, cu[:0]), "cu_seqlens: expected [S + 1] int32 or int64, got (0,) torch.int64"),
+        ((x, x, x.to("meta")), "mask: expected a tensor on cpu, got one on meta"),
     ):
         for call in (kernel.correct, kernel.correct_reference):
             with pytest.raises(ValueError, match="expected") as error:
