@@ -27,7 +27,7 @@
 #   make bench-costs  launches, waits, bytes and temporaries of a call, next to the frameworks in the folder PEERS
 #   make bench-compare  store what a call costs and how long it takes; the next time compare, and fail where counts grow
 #   make bench-tiny   the benchmarks once, on sizes that show only that they work, and the counts
-#   make gpu-report   on a machine with a GPU: tests, checks, sanitizer and benchmark, in nine minutes, into two files;
+#   make gpu-report   on a machine with a GPU: tests, checks, sanitizer and benchmark, in seven minutes, into two files;
 #                     ARGS=--rehearse runs its steps on a CPU
 #   make release      the files of a release, built twice alike, and tried under every Python and torch that can be had
 #   make hub          the kernels in the layout of Hugging Face's Hub, loaded by its package and compared with ours

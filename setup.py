@@ -24,7 +24,7 @@ TEST = [
     # For tests/package/test_typing.py. This version of pyright brings its program along, the extra its Node.
     "mypy>=1.19",
     "pyright[nodejs]>=1.1.414",
-    # Triton 3.6 and older fail in the interpreter with NumPy 2.4, and torch decides which Triton it is.
+    # Triton 3.6 fails in the interpreter with NumPy 2.4, and torch decides which Triton it is.
     "numpy<2.4",
     "pytest>=8",
     "pytest-xdist>=3",
@@ -56,7 +56,7 @@ setup(
     package_dir={"rollout_corr.kernels": "kernels"},
     package_data={"rollout_corr": ["py.typed"]},
     # Never Triton: the wheel of torch for a GPU brings its own, and a CPU needs none.
-    install_requires=["torch>=2.6"],
+    install_requires=["torch>=2.10"],
     extras_require={
         "example": EXAMPLE,
         "check": CHECK,

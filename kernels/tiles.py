@@ -270,7 +270,7 @@ def of_sequences(
 
 @triton.jit
 def either(x: tl.tensor, other: tl.tensor) -> tl.tensor:
-    """Return x, or the other where x is None: Triton 3.5 and 3.6 take no None into a tuple."""
+    """Return x, or the other where x is None: Triton 3.6 takes no None into a tuple."""
     if x is None:
         return other
     else:

@@ -12,11 +12,11 @@ from pathlib import Path
 
 PYTHONS = [f"python3.{minor}" for minor in (10, 11, 12, 13, 14)]
 # The oldest that setup.py allows, and whatever is newest.
-TORCHES = [f"{re.findall(r'torch>=([0-9.]+)', Path('setup.py').read_text(encoding='utf-8'))[0]}.0", "newest"]
+TORCHES = ["oldest", "newest"]
+OLDEST = f"{re.findall(r'torch>=([0-9.]+)', Path('setup.py').read_text(encoding='utf-8'))[0]}.0"
 SMOKE = Path(".ci", "release", "smoke.py").resolve()
-# NumPy as in setup.py: Triton 3.6 and older fail in the interpreter with 2.4. The compiler of old torches imports
-# setuptools and does not ask for it.
-ALSO = ["numpy<2.4", "setuptools"]
+# As in setup.py: Triton 3.6 fails in the interpreter with NumPy 2.4.
+ALSO = ["numpy<2.4"]
 
 
 def everywhere(wheel: Path, pythons: list[str], torches: list[str]) -> bool:
@@ -47,7 +47,8 @@ def tried(wheel: Path, python: str, torch: str, scratch: Path) -> dict | str:
     subprocess.run([python, "-m", "venv", venv], check=True)
     empty.mkdir()
     inside = venv / "bin" / "python"
-    wanted = [str(wheel), "torch" if torch == "newest" else f"torch=={torch}", *ALSO]
+    version = {"newest": "", "oldest": f"=={OLDEST}"}.get(torch, f"=={torch}")
+    wanted = [str(wheel), f"torch{version}", *ALSO]
     install = [inside, "-m", "pip", "install", "--quiet", "--no-cache-dir", *wanted]
     done = subprocess.run(install, capture_output=True, text=True, check=False)
     if done.returncode:

@@ -18,6 +18,9 @@ from torch.profiler import profile, record_function, supported_activities
 from benchmarks.cpu.memory import Memory
 from benchmarks.gpu import trace
 
+# A millisecond or two: long beside the two events around it.
+TICKS = 2_000_000
+
 Call = Callable[[], object]
 Seconds = Callable[[], float]
 # Replays captured calls, and returns what they returned at the capture, with new numbers in it.
@@ -75,6 +78,14 @@ class Gpu:
         call()
         end.record()
         return lambda: start.elapsed_time(end) / 1e3
+
+    def megahertz(self) -> int | None:
+        """Measure the clock of the multiprocessors now, by a kernel that waits for so many ticks; None if tiny."""
+        if self.tiny:
+            return None
+        spent = self.timed(lambda: torch.cuda._sleep(TICKS))
+        self.synchronize()
+        return round(TICKS / spent() / 1e6)
 
     def wall(self, call: Call) -> float:
         """Time a call until the device is done; its result is freed after the clock has stopped."""

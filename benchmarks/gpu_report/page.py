@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from statistics import median
 
 from benchmarks.gpu import tables as gpu_tables
+from benchmarks.gpu.measure import IN_A_ROW
 from benchmarks.tables import Found, Table, markdown
 
 METHOD = """\
@@ -77,7 +78,11 @@ def own_tables(report: Found) -> list[Table]:
         for name, values in zip(names, zip(*report.get("clocks", []), strict=True), strict=False)
     ]
     return [
-        table_of(f"The headline; a copy has {first.get('copy_gb_s', '-')} GB/s", first.get("calls", []), 2),
+        table_of(
+            f"The headline, each of {IN_A_ROW} calls in a graph; a copy has {first.get('copy_gb_s', '-')} GB/s",
+            first.get("calls", []),
+            2,
+        ),
         table_of("Steps", steps, 4),
         table_of("Microseconds of each kernel in a call", kernels.get("kernels", []), 3),
         table_of("Registers and spills", kernels.get("compiled", []), 1),

@@ -49,7 +49,7 @@ class Context(NamedTuple):
     numbers: tl.tuple
 
 
-# In Triton 3.5 and 3.6 a tuple that grows forgets the names within its entries; this one restores them.
+# In Triton 3.6 a tuple that grows forgets the names within its entries; this one restores them.
 
 
 @triton.jit

@@ -77,7 +77,7 @@ def value_of(
         if PLAN.kept and CRITERION.sum == "d":
             value = exact(totals, PLAN, "d_kept", True)
         else:
-            # Of its own, because Triton 3.5 and 3.6 pass on the text of an attribute only as a constant.
+            # Of its own, because Triton 3.6 passes on the text of an attribute only as a constant.
             name: tl.constexpr = CRITERION.sum
             value = exact(totals, PLAN, name, CRITERION.one_limb)
         if CRITERION.stat == "k1" and CRITERION.sum == "d":

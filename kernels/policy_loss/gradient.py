@@ -259,7 +259,7 @@ def loss_of_tokens(
     found = record_extrema(found, PLAN, "-min_ppo_log_ratio", "max_ppo_log_ratio", term.used, counted)
     if PLAN.kl is not None:
         held = among if PLAN.kl_everywhere else counted
-        # Of their own, because Triton 3.5 and 3.6 pass on the text of an attribute only as a constant.
+        # Of their own, because Triton 3.6 passes on the text of an attribute only as a constant.
         kind: tl.constexpr = PLAN.kl
         of_gradient: tl.constexpr = PLAN.kl_gradient
         value, slope = penalty(k, kind, numbers, PLAN)

@@ -65,7 +65,6 @@ def _operands(task: LossTask) -> LossOperands:
 def _encoded(task: LossTask) -> tuple[str, list[float]] | None:
     """Encode the objective, where something has to see the kernels as operators; else give None."""
     batch, wanted = task.batch, task.objective
-    # Not a part of the operands, since the compiler of torch 2.6 cannot cut a named tuple.
     policies = batch.train, task.base, task.ref, None if task.mass is None else task.mass.log_mass
     factors = task.weights, task.trains, task.scales, *(() if task.decided is None else task.decided.tokens)
     if not seen_by_others((*policies, *factors, task.advantages, batch.mask, batch.offsets, task.divisor)):

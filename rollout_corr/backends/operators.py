@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from ..kernels.correct.launch import CorrectFound
     from . import first_call
 
-# The first Triton with functions of constants, by which the kernels find their columns.
-OLDEST_TRITON = (3, 5)
+# Of the oldest torch that is promised.
+OLDEST_TRITON = (3, 6)
 
 DEVICES = ("cuda",)
 
@@ -137,7 +137,6 @@ def _run_fused(batch: OpenBatch, spec: Spec) -> Result:
 
 def is_operator(operands: CorrectOperands) -> bool:
     """Return whether something has to see the kernels as an operator, such as a compiler."""
-    # By unpacking, since the compiler of torch 2.6 cannot cut a named tuple.
     train, rollout, mask, offsets, advantages, _, external, new, log_mass, _, _, versions = operands
     # The operator on the CPU is the reference; there the kernels were asked for by name.
     ids = None if versions is None else versions.ids

@@ -77,11 +77,8 @@ def _put(
     values: tuple[Number, ...], names: tuple[str, ...], ends: tuple[str, ...], sums: Numbers, maxima: Numbers
 ) -> None:
     """Name sums and the maxima behind them."""
-    # torch 2.6 compiles zip(strict=False) as a strict one, so both have their part of the values.
-    if names:
-        sums.update(zip(names, values[: len(names)], strict=True))
-    if ends:
-        maxima.update(zip(ends, values[len(names) :], strict=True))
+    sums.update(zip(names, values[: len(names)], strict=True))
+    maxima.update(zip(ends, values[len(names) :], strict=True))
 
 
 def of_sequences(view: AllSequences, plan: Plan, on_host: bool = False) -> tuple[Numbers, Numbers]:

@@ -19,11 +19,11 @@ from rollout_corr.backends.run import CORRECTIONS
 @pytest.mark.parametrize(
     ("installed", "why"),
     [
-        ({"triton": "3.5.0"}, None),
+        ({"triton": "3.6.0"}, None),
         ({"pytorch-triton-rocm": "10.0.1+git0bcc8265"}, None),
-        ({"triton": "3.4.9"}, "the kernels need Triton >= 3.5, and 3.4.9 is installed"),
-        ({"triton": "main"}, "the kernels need Triton >= 3.5, and main is installed"),
-        ({}, "the kernels need Triton >= 3.5, and none is installed"),
+        ({"triton": "3.5.1"}, "the kernels need Triton >= 3.6, and 3.5.1 is installed"),
+        ({"triton": "main"}, "the kernels need Triton >= 3.6, and main is installed"),
+        ({}, "the kernels need Triton >= 3.6, and none is installed"),
     ],
 )
 def test_which_triton_will_do(installed: dict[str, str], why: str | None, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 
 import pytest
@@ -29,6 +30,7 @@ def step(code, **about):
         ("", {}, "passed"),
         ("sys.exit(3)", {}, "failed"),
         ("import time; time.sleep(60)", {"seconds": 4.0}, "out of time"),
+        ("import time; time.sleep(60)", {"seconds": 4.0, "may_be_cut": True}, "cut"),
         ("sys.exit('Device not supported')", {"needs": "timeout"}, "not run"),
         ("", {"needs": "a-program-that-is-nowhere"}, "not run"),
     ],
@@ -37,11 +39,40 @@ def test_a_step(code, about, status, tmp_path, monkeypatch):
     """A step's output survives however the step ends."""
     monkeypatch.setattr(gpu_report, "GRACE", 1)
     seconds = about.get("seconds", 60.0)
-    about = {name: about[name] for name in about if name == "needs"}
+    about = {name: about[name] for name in about if name != "seconds"}
     entry = gpu_report.run_step(step(code, **about), tmp_path, seconds)
     assert entry["status"] == status
     assert entry.get("found", {"held": 1}) == {"held": 1} and ("found" in entry or "why" in entry)
     assert status != "failed" or entry["output"] == ["a line"]
+
+
+@pytest.mark.parametrize(
+    "wrote", ['{"failed": {"a::wrong": ["last"]}}', '{"many_tokens": {"what": "w", "held": false, "said": "s"}}']
+)
+def test_a_step_that_is_cut_has_failed_if_what_it_found_is_wrong(wrote, tmp_path, monkeypatch):
+    monkeypatch.setattr(gpu_report, "GRACE", 1)
+    code = f"import sys, time; open(sys.argv[1], 'w').write({wrote!r}); time.sleep(60)"
+    cut = Step("one", "what it shows", [sys.executable, "-c", code, "{json}"], 4.0, may_be_cut=True)
+    assert gpu_report.run_step(cut, tmp_path, 4.0)["status"] == "failed"
+
+
+@pytest.mark.parametrize(
+    ("status", "code"), [("passed", 0), ("cut", 0), ("not run", 0), ("failed", 1), ("out of time", 1)]
+)
+def test_the_exit_status(status, code, tmp_path, monkeypatch):
+    monkeypatch.setattr(gpu_report, "steps", lambda rehearsal=False: [step("")])
+    found = {"name": "one", "what": "", "status": status, "seconds": 1.0}
+    monkeypatch.setattr(gpu_report, "run_step", lambda *_: dict(found))
+    assert gpu_report.main(["--out", str(tmp_path), "--rehearse"]) == code
+
+
+def test_the_steps_that_may_not_be_cut_have_their_time_whatever_the_others_take():
+    """The whole fits into seven minutes with the start of Python and what a step takes to end."""
+    every = gpu_report.steps()
+    last = max(number for number, one in enumerate(every) if not one.may_be_cut)
+    assert sum(one.seconds for one in every[: last + 1]) <= gpu_report.SECONDS <= 405.0
+    tests = next(one for one in every if one.name == "tests").command
+    assert int(tests[tests.index("--numprocesses") + 1]) == min(12, len(os.sched_getaffinity(0)))
 
 
 def test_no_time_is_left(tmp_path):
@@ -57,7 +88,7 @@ def test_tests_are_counted(tmp_path):
 
 
 def test_both_files_are_written_after_each_step(tmp_path, monkeypatch, capsys):
-    headline = {"case": "16M", "operation": "metrics only", "us": 1.5, "gb_s": 4000.0, "launches": 2, "waits": False}
+    headline = {"case": "16M", "operation": "metrics only", "us": 1.5, "gb_s": 4000.0, "MHz": 1980, "launches": 2}
     monkeypatch.setattr(gpu_report, "steps", lambda rehearsal=False: [step(""), step("sys.exit(1)")])
     monkeypatch.setattr(gpu_report.torch.cuda, "is_available", lambda: False)
     assert gpu_report.main(["--out", str(tmp_path)]) == gpu_report.NO_GPU and list(tmp_path.iterdir()) == []
@@ -65,7 +96,7 @@ def test_both_files_are_written_after_each_step(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(gpu_report, "run_step", lambda step, folder, seconds: dict(found))
     assert gpu_report.main(["--out", str(tmp_path), "--rehearse"]) == 0
     assert len(json.loads((tmp_path / "gpu.json").read_text())["steps"]) == 2
-    assert "| 16M | metrics only | 1.5 | 4000.0 | 2 | False |" in (tmp_path / "gpu.md").read_text()
+    assert "| 16M | metrics only | 1.5 | 4000.0 | 1980 | 2 |" in (tmp_path / "gpu.md").read_text()
     assert "first: passed after 9 s; 1 calls timed" in capsys.readouterr().out
 
 

@@ -217,15 +217,6 @@ def test_files_beyond_a_bound(tmp_path, monkeypatch):
     assert "MiB of plain values; save tensors instead of lists" in failing(write("pt packed", tmp_path, packed()))
 
 
-def test_an_older_torch_reads_no_pt_file(tmp_path, monkeypatch):
-    path = write("pt packed", tmp_path, packed())
-    monkeypatch.setattr(torch, "__version__", "2.9.1")
-    assert failing(path) == (
-        ": reading a .pt file needs torch 2.10 or newer; in 2.9.1 a crafted file corrupts memory (CVE-2026-24747). "
-        "Dump to a .jsonl file"
-    )
-
-
 # --- the boundary: one file never ends the reading of the others ------------------------------------------------------
 
 

@@ -29,7 +29,7 @@ def compiled(x):
 
 
 def test_texts_are_handed_on_as_constants_of_their_own():
-    """Triton 3.5 and 3.6 refuse `f(PLAN.weighs)` for a text: only `level: tl.constexpr = PLAN.weighs` makes it one."""
+    """Triton 3.6 refuses `f(PLAN.weighs)` for a text: only `level: tl.constexpr = PLAN.weighs` makes it one."""
     assert {"weighs", "sum", "kl"} <= TEXTS
     seen, found = 0, []
     for module in pkgutil.walk_packages(kernels.__path__, "rollout_corr.kernels."):

@@ -41,3 +41,26 @@ def test_workflows_run_pinned_actions_and_may_only_read(path):
             assert not checkout or step["with"]["persist-credentials"] is False, name
             assert "permissions" not in job or (not checkout and "run" not in step), name
             assert "${{" not in step.get("run", ""), "what a stranger names becomes part of a command"
+
+
+def test_a_label_gives_the_machine_with_a_gpu_one_commit_of_a_pull_request():
+    """And not what is pushed later; what follows the report runs although that fails; a run without a GPU says so."""
+    jobs = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text(encoding="utf-8"))["jobs"]
+    named = {name for name, job in jobs.items() if job["runs-on"] != "ubuntu-latest"}
+    assert named == {"gpu", "gpu-hosted"}
+    for name in named:
+        condition, steps = jobs[name]["if"], jobs[name]["steps"]
+        assert "github.event.action == 'labeled' && github.event.label.name == 'gpu'" in condition
+        assert "pull_request" not in condition
+        report = [step.get("run", "").startswith("make gpu-report") for step in steps].index(True)
+        assert [step["if"] for step in steps[report + 1 :]].count("${{ !cancelled() }}") == len(steps) - report - 2 > 0
+    assert jobs["no-gpu"]["if"] == "vars.GPU_RUNNER == ''" and "title=no GPU" in jobs["no-gpu"]["steps"][0]["run"]
+    assert jobs["gpu-hosted"]["if"].startswith("vars.GPU_RUNNER != ''")
+
+
+def test_the_oldest_torch_that_is_promised_is_tried():
+    """At every push the wheel, each week all tests."""
+    (oldest,) = re.findall(r'install_requires=\["torch>=(.+)"\]', SETUP)
+    jobs = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text(encoding="utf-8"))["jobs"]
+    assert "if" not in jobs["wheel-oldest"] and "--torch oldest" in jobs["wheel-oldest"]["steps"][-1]["run"]
+    assert f"torch=={oldest}.0" in str(jobs["oldest"]["steps"])

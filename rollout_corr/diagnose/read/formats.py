@@ -15,11 +15,9 @@ from typing import IO, Any
 
 import torch
 from torch import Tensor
-from torch.torch_version import TorchVersion
 
 from .problems import DumpError
 
-OLDEST_TORCH = "2.10"
 # Longer pickles are refused, whose values become objects of Python, 10 to 60 times as large. Tensors lie outside of it.
 LONGEST_PICKLE = 128 << 20
 # References make a pickle grow: so many values for each byte of the file are followed.
@@ -67,14 +65,8 @@ def load_pt(path: Path, whole: bool = True) -> tuple[Any, int]:
         What it holds, and its bytes.
 
     Raises:
-        DumpError: It is damaged, holds something else, or this torch cannot be trusted with it.
+        DumpError: It is damaged, or holds something else.
     """
-    # In older ones a crafted file corrupts memory through `torch.load(weights_only=True)`.
-    if TorchVersion(torch.__version__) < OLDEST_TORCH:
-        raise DumpError(
-            f"{path}: reading a {path.suffix} file needs torch {OLDEST_TORCH} or newer; in {torch.__version__} a "
-            "crafted file corrupts memory (CVE-2026-24747). Dump to a .jsonl file"
-        )
     try:
         with path.open("rb") as file, warnings.catch_warnings():
             # torch warns of sparse and nested tensors.
