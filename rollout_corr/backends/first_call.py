@@ -1,7 +1,8 @@
 """The first call on a new kind of device: compares the kernels with plain torch on that batch's first sequences.
 
-It runs once per process, call and kind of device. A difference raises. Later calls are not checked: the launcher then
-replaces its `FirstCall`.
+It runs once per process, call and kind of device. A difference raises. Later calls are not checked, those of other
+Specs neither, whose kernels are other code: the launcher replaces its `FirstCall`, so that a call costs nothing more,
+and a run that has started does not end by a comparison.
 """
 
 from __future__ import annotations
