@@ -248,12 +248,17 @@ def ends_in(
 def of_sequences(
     table: tl.tensor, like: tl.tensor, span: Span, first: tl.tensor, offsets: tl.tensor, tile: Tile,
     extents: Extents, PLAN: tl.constexpr, TILING: tl.constexpr, current: tl.tensor | None = None,
+    own: tl.tensor | None = None,
 ) -> tl.tensor:  # fmt: skip
     """Load a per-sequence tensor, [S], for the tokens of a step: shape and dtype of `like`.
 
-    current: The version to whose ages versions are turned.
+    Args:
+        current: The version to whose ages versions are turned.
+        own: The entry of the span's owner, where the walk has loaded it already.
     """
-    x = tl.zeros_like(like) + entry_of(table, span.owner, extents, PLAN, current).to(like.dtype)
+    if own is None:
+        own = entry_of(table, span.owner, extents, PLAN, current)
+    x = tl.zeros_like(like) + own.to(like.dtype)
     if PLAN.packed:
         # The loop carries x as threads have the log-probs, so that no step goes through shared memory.
         x += zeros_by(like).to(like.dtype)

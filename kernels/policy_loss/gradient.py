@@ -37,6 +37,7 @@ from ..tiles import (
     contiguous,
     either,
     ends_by,
+    entry_of,
     first_span,
     load_step,
     next_span,
@@ -47,7 +48,7 @@ from ..tiles import (
 )
 from ..tokens import LARGEST_D, is_finite, limited, number, over_kept_set, real, thresholds
 from .formulas import Token, penalty, penalty_factor, policy
-from .sequences import finish, prepare_sequences
+from .sequences import assumed_divisor, finish, prepare_sequences
 
 SMALLEST_WEIGHT = tl.constexpr(1e-10)  # in a geometric mean
 SMALLEST_RATIO = tl.constexpr(1e-8)  # in a product
@@ -306,7 +307,7 @@ def gradient_kernel(
     offsets: tl.tensor, within: tl.tensor, numbers: tl.tensor, levels: tl.tensor, pulls: tl.tensor, inners: tl.tensor,
     gradient: tl.tensor, counts: tl.tensor, integers: tl.tensor, floats: tl.tensor, token_sums: tl.tensor,
     token_maxima: tl.tensor, counter: tl.tensor, part_counter: tl.tensor, part_sums: tl.tensor, part_maxima: tl.tensor,
-    given: tl.tensor, value: tl.tensor, divisor: tl.tensor, before: tl.tensor, statistics: tl.tensor,
+    given: tl.tensor, value: tl.tensor, divisor: tl.tensor, rest: tl.tensor, before: tl.tensor, statistics: tl.tensor,
     tokens: tl.int64, sequences: tl.int64, width: tl.int64, tiles: tl.int64, tile_bits: tl.int32, slots: tl.int64,
     steps: tl.int32, sequence_programs: tl.int32, owner_count: tl.int64, new_row: tl.int64, new_step: tl.int64,
     base_row: tl.int64, base_step: tl.int64, ref_row: tl.int64, ref_step: tl.int64, weights_row: tl.int64,
@@ -314,7 +315,7 @@ def gradient_kernel(
     parts: tl.int32, part: tl.int32, sums_before: tl.int32, maxima_before: tl.int32,
     PLAN: tl.constexpr, TILING: tl.constexpr, SHAPE: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Pass over a tile: write the gradient before it is divided, its statistics, and sums of sequences.
+    """Pass over a tile: write the gradient over the assumed divisor, its statistics, and sums of sequences.
 
     In the phase "write" the last program of a part adds it up, and the last of these finishes.
     """
@@ -348,6 +349,11 @@ def gradient_kernel(
         contiguous(either(scales, new_logp), extents),
         contiguous(either(chosen, new_logp), extents),
     )
+    if PLAN.writes:
+        share = (1.0 / assumed_divisor(given, offsets, extents, numbers, PLAN)).to(real(PLAN))
+    own = extents.tokens
+    if PLAN.advantages == "sequence":
+        own = entry_of(advantages, span.owner, extents, PLAN)
     kept = empty(PLAN, TILING)
     # At least one step, because owners of no token may end in a tile of none.
     for first in range(0, tl.maximum(tile.length, 1), TILING.step):
@@ -359,7 +365,7 @@ def gradient_kernel(
         like = step.new.to(real(PLAN))
         advantage, level, pull, inner = like, like, like, like
         if PLAN.advantages == "sequence":
-            advantage = of_sequences(advantages, like, span, first, offsets, tile, extents, PLAN, TILING)
+            advantage = of_sequences(advantages, like, span, first, offsets, tile, extents, PLAN, TILING, own=own)
         if PLAN.phase == "write":
             if PLAN.levels:
                 level = of_sequences(levels + ahead, like, span, first, offsets, tile, extents, PLAN, TILING)
@@ -369,6 +375,7 @@ def gradient_kernel(
                 inner = of_sequences(inners + ahead, like, span, first, offsets, tile, extents, PLAN, TILING)
         found, slope = loss_of_step(step, SequenceValues(advantage, level, pull, inner, numbers), PLAN)
         if PLAN.writes and PLAN.differentiable:
+            slope = slope * share
             if whole:
                 store_step(contiguous(gradient, extents), slope, tile, first, PLAN, TILING, True)
             else:
@@ -382,6 +389,8 @@ def gradient_kernel(
                     put_slot(kept, tables, slots, span, PLAN)
                     kept = emptied(kept, PLAN, TILING)
                 span = next_span(span, offsets, tile, extents, PLAN)
+                if PLAN.advantages == "sequence":
+                    own = entry_of(advantages, span.owner, extents, PLAN)
         if PLAN.adds_up:
             if span.start <= first:
                 kept = with_slot(kept, found, None, None, first, PLAN, TILING)
@@ -397,23 +406,27 @@ def gradient_kernel(
                 add_up_part(mine * groups(PLAN) + group, token_sums, token_maxima, part_sums, part_maxima, programs,
                             part, PLAN)  # fmt: skip
             if count_in(counter) == parts - 1:
-                finish(part_sums, part_sums, part_maxima, given, value, divisor, before, statistics, sums_before,
-                       maxima_before, sequence_programs, parts, sequences, numbers, PLAN)  # fmt: skip
+                finish(part_sums, part_sums, part_maxima, given, value, divisor, rest, before, statistics, sums_before,
+                       maxima_before, sequence_programs, parts, offsets, extents, numbers, PLAN)  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["tokens", "sequences", "width", "tiles", "tile_bits", "steps"])
 def scale_kernel(
-    gradient: tl.tensor, inners: tl.tensor, upstream: tl.tensor, divisor: tl.tensor, offsets: tl.tensor,
+    gradient: tl.tensor, inners: tl.tensor, upstream: tl.tensor, rest: tl.tensor, offsets: tl.tensor,
     scaled: tl.tensor,
     tokens: tl.int64, sequences: tl.int64, width: tl.int64, tiles: tl.int64, tile_bits: tl.int32, steps: tl.int32,
     PLAN: tl.constexpr, TILING: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Scale the gradient in backward by the upstream gradient over the divisor, and by `inners` if given."""
+    """Scale the gradient in backward by the upstream gradient over `rest`, and by `inners` if given."""
     extents = Extents(tokens, sequences, width, tiles, tile_bits)
-    factor = (tl.load(upstream).to(tl.float64) / tl.load(divisor)).to(gradient.dtype.element_ty)
+    factor = (tl.load(upstream).to(tl.float64) / tl.load(rest)).to(gradient.dtype.element_ty)
     tile = tile_of_program(offsets, extents, PLAN, TILING)
     span = first_span(offsets, tile, extents, steps, PLAN)
-    for first in range(0, tile.length, TILING.step):
+    length = tile.length
+    if PLAN.in_place:
+        # Nothing is to be done where the gradient is final as it was written.
+        length = tl.where(factor == 1.0, 0, length)
+    for first in range(0, length, TILING.step):
         whole = first + TILING.step <= tile.length
         if whole:
             x = load_step(contiguous(gradient, extents), tile, first, PLAN, TILING, True, True)

@@ -37,9 +37,10 @@ class LossFound:
     """The results of the kernels."""
 
     value: Tensor
-    gradient: Tensor | None  # of the value times its divisor, and times its length where a sequence is averaged
+    gradient: Tensor | None  # of the value times `rest`, and times its length where a sequence is averaged
     inners: Tensor | None  # [S], the factor that each sequence's gradient still lacks
     divisor: Tensor
+    rest: Tensor  # what the gradient is still to be divided by
     statistics: Tensor  # float64, the sums and then the maxima, each behind those before
 
 
@@ -49,8 +50,8 @@ STRIDED = ("new_logp", "base_logp", "ref_logp", "weights", "trains", "mask")
 CONTIGUOUS = ("advantages", "log_mass", "scales", "chosen")
 # Parameters of `gradient_kernel` that only some of the passes over the tokens look at. Another pass gets None: their
 # dtype and alignment would be part of its compile key.
-OF_LAST_PASS = ("gradient", "token_sums", "token_maxima")
-OF_SECOND_PASS = ("levels", "pulls", "inners", "within", "part_sums", "part_maxima", "given", "value", "divisor",
+OF_LAST_PASS = ("gradient", "token_sums", "token_maxima", "given")
+OF_SECOND_PASS = ("levels", "pulls", "inners", "within", "part_sums", "part_maxima", "value", "divisor", "rest",
                   "before", "statistics", "SHAPE")  # fmt: skip
 
 
@@ -153,35 +154,39 @@ def prepare(
     inners = torch.empty(grid.sequences, dtype=kind, device=device) if operation.averages_late else None
     value = torch.empty((), dtype=kind, device=device)
     divisor = torch.empty((), dtype=torch.float64, device=device)
+    rest = torch.empty_like(divisor)
     many, sums_before = (0, 0) if before is None else (before[0].shape[0], before[1])
     statistics = torch.empty(many + operation.statistics, dtype=torch.float64, device=device)
     tensors = dict(zip(STRIDED, strided, strict=True)) | {
         "offsets": offsets, "given": given.divisor, "numbers": operation.numbers.read(), "gradient": gradient,
-        "value": value, "divisor": divisor, "before": statistics if before is None else before[0],
+        "value": value, "divisor": divisor, "rest": rest, "before": statistics if before is None else before[0],
         "statistics": statistics, "within": within,
     }  # fmt: skip
     for name, x in zip(CONTIGUOUS, others, strict=True):
         tensors[name] = None if x is None else x.contiguous()
     if operation.whole:
         tensors["inners"] = inners
-    found = LossFound(value, gradient, inners, divisor, statistics)
+    found = LossFound(value, gradient, inners, divisor, rest, statistics)
     return found, operation.launches(tensors, grid, sums_before=sums_before, maxima_before=many - sums_before)
 
 
 # --- backward ---
 
 
-def scale(slope: ScaleOperands) -> Tensor:
-    """Scale the gradient, in one launch: gradient * upstream / divisor, times each sequence's inner factor."""
+def scale(slope: ScaleOperands, in_place: bool = False) -> Tensor:
+    """Scale the gradient, in one launch: gradient * upstream / rest, times each sequence's inner factor.
+
+    With `in_place` the result may be the tensor that held the gradient, which a factor of 1 leaves as it is.
+    """
     with current(slope.gradient):
-        scaled, launch = prepare_scale(slope)
+        scaled, launch = prepare_scale(slope, in_place)
         launch.run()
     return scaled
 
 
-def prepare_scale(slope: ScaleOperands) -> tuple[Tensor, Launch]:
+def prepare_scale(slope: ScaleOperands, in_place: bool = False) -> tuple[Tensor, Launch]:
     """Allocate the result of `scale` and say what has to be launched; see there."""
-    gradient, inners, upstream, divisor, offsets, dtype = slope
+    gradient, inners, upstream, rest, offsets, dtype = slope
     device = gradient.device
     if inners is None or not inners.numel():
         # All tokens are one row.
@@ -192,19 +197,20 @@ def prepare_scale(slope: ScaleOperands) -> tuple[Tensor, Launch]:
         # The kernel goes on from the address of the first.
         offsets = (offsets if offsets.device == device else offsets.to(device)).contiguous()
         sequences, width = offsets.shape[0] - 1, None
-    scaled = torch.empty(*gradient.shape, dtype=dtype, device=device)
+    in_place = in_place and gradient.dtype == dtype
+    scaled = gradient if in_place else torch.empty(*gradient.shape, dtype=dtype, device=device)
     grid = grid_for(sequences, width, (gradient,), min(gradient.element_size(), scaled.element_size()))
     tensors = {
-        "gradient": gradient, "inners": inners, "upstream": upstream, "divisor": divisor, "offsets": offsets,
+        "gradient": gradient, "inners": inners, "upstream": upstream, "rest": rest, "offsets": offsets,
         "scaled": scaled,
     }  # fmt: skip
-    (launch,) = _scaling_for(device, dtypes_of(tuple(tensors.values()))).launches(tensors, grid)
+    (launch,) = _scaling_for(device, dtypes_of(tuple(tensors.values())), in_place).launches(tensors, grid)
     return scaled, launch
 
 
 @cached(maxsize=256)
-def _scaling_for(device: torch.device, dtypes: tuple[torch.dtype | None, ...]) -> Operation:
-    """Make the operation of backward for the dtypes of gradient, inners, upstream, divisor, offsets and result."""
+def _scaling_for(device: torch.device, dtypes: tuple[torch.dtype | None, ...], in_place: bool) -> Operation:
+    """Make the operation of backward for the dtypes of gradient, inners, upstream, rest, offsets and result."""
     _, inners, _, _, offsets, _ = dtypes
-    plan = Scaling(packed=offsets is not None, averages=inners is not None)
+    plan = Scaling(packed=offsets is not None, averages=inners is not None, in_place=in_place and inners is None)
     return Operation([Site(scale_kernel, over_tokens, {"PLAN": plan})])

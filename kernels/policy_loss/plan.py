@@ -85,6 +85,17 @@ class LossPlan(Tables):
         return self.averages and self.phase == "whole"
 
     @property
+    def assumes(self) -> str | None:
+        """What the gradient is written over, before the divisor is known: "given", "rows", "tokens", or None for 1."""
+        if self.averages_late or (self.averages and self.turns):
+            return None
+        if self.over is None:
+            return "given"
+        if self.mean == "sum":
+            return None
+        return "rows" if self.averages or self.over == "rows" else "tokens"
+
+    @property
     def adds_up(self) -> bool:
         """Whether this pass stores sums of slots."""
         return self.phase != "write"
@@ -109,6 +120,7 @@ class Scaling:
 
     packed: bool
     averages: bool
+    in_place: bool  # the product replaces the gradient, and a factor of 1 leaves it as it is
     registers: None = None  # of a thread at most: there are few
 
 

@@ -36,7 +36,7 @@ from ..partials import (
     rows_left,
     sum_of_rows,
 )
-from ..tiles import Extents, Span
+from ..tiles import Extents, Span, edge
 from ..tokens import at, exponential, has, limited, number, real, size, thresholds
 from .formulas import clipped
 from .plan import LossPlan
@@ -168,12 +168,38 @@ def sum_named(name: tl.constexpr, of_tokens: tl.tensor, of_sequences: tl.tensor,
 
 
 @triton.jit
+def assumed_divisor(
+    given: tl.tensor, offsets: tl.tensor, extents: Extents, numbers: tl.tuple, PLAN: tl.constexpr
+) -> tl.tensor:  # fmt: skip
+    """Compute what the gradient is written over, float64: the divisor itself, unless tokens or rows do not count."""
+    count = tl.full((), 1.0, tl.float64)
+    if PLAN.assumes == "given":
+        count = tl.load(given).to(tl.float64)
+    elif PLAN.assumes == "rows":
+        count = extents.sequences.to(tl.float64)
+    elif PLAN.assumes == "tokens":
+        if PLAN.packed:
+            one = extents.sequences * 0 + 1
+            begin = edge(offsets, one, extents.sequences, extents.tokens)
+            count = (edge(offsets, one + extents.sequences, extents.sequences, extents.tokens) - begin).to(tl.float64)
+        else:
+            count = (extents.sequences * extents.width).to(tl.float64)
+    if PLAN.assumes is not None:
+        count = tl.where(count > 0.0, count, 1.0) * number(numbers, PLAN, "max_length")
+    return count
+
+
+@triton.jit
 def finish(
     sequence_sums: tl.tensor, part_sums: tl.tensor, part_maxima: tl.tensor, given: tl.tensor, value: tl.tensor,
-    divisor: tl.tensor, before: tl.tensor, statistics: tl.tensor, sums_before: tl.tensor, maxima_before: tl.tensor,
-    sequence_programs: tl.tensor, parts: tl.tensor, rows_given: tl.tensor, numbers: tl.tuple, PLAN: tl.constexpr,
+    divisor: tl.tensor, rest: tl.tensor, before: tl.tensor, statistics: tl.tensor, sums_before: tl.tensor,
+    maxima_before: tl.tensor, sequence_programs: tl.tensor, parts: tl.tensor, offsets: tl.tensor, extents: Extents,
+    numbers: tl.tuple, PLAN: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Add up the rows of all programs, in the last one: the value, its divisor, the statistics behind those before."""
+    """Add up the rows of all programs, in the last one: the value, its divisor, the statistics behind those before.
+
+    `rest` is what the gradient is still to be divided by: the divisor over the assumed one.
+    """
     of_tokens = sum_of_rows(part_sums, parts, 1, size(PLAN, "token_sums"))
     of_sequences = of_tokens
     if PLAN.adds_up:
@@ -185,11 +211,12 @@ def finish(
     elif PLAN.mean == "sum":
         count = tl.full((), 1.0, tl.float64)
     elif PLAN.over == "rows":
-        count = rows_given.to(tl.float64)
+        count = extents.sequences.to(tl.float64)
     else:
         count = sum_named(counted_as(PLAN), of_tokens, of_sequences, PLAN)
     count = tl.where(count == 0.0, 1.0, count) * number(numbers, PLAN, "max_length")
     tl.store(divisor, count)
+    tl.store(rest, count / assumed_divisor(given, offsets, extents, numbers, PLAN))
     tl.store(value, (total / count).to(value.dtype.element_ty))
     copy(before, statistics, sums_before)
     statistics += sums_before
@@ -203,25 +230,24 @@ def finish(
 
 @triton.jit(
     do_not_specialize=[
-        "tokens", "sequences", "tiles", "tile_bits", "slots", "token_programs", "sequence_programs", "parts", "part",
-        "sums_before", "maxima_before",
+        "tokens", "sequences", "width", "tiles", "tile_bits", "slots", "token_programs", "sequence_programs", "parts",
+        "part", "sums_before", "maxima_before",
     ]
 )  # fmt: skip
 def sequences_kernel(
     numbers: tl.tensor, offsets: tl.tensor, counts: tl.tensor, floats: tl.tensor, inners: tl.tensor,
     sequence_sums: tl.tensor, token_sums: tl.tensor, token_maxima: tl.tensor, part_sums: tl.tensor,
     part_maxima: tl.tensor, counter: tl.tensor, given: tl.tensor, value: tl.tensor, divisor: tl.tensor,
-    before: tl.tensor, statistics: tl.tensor,
-    tokens: tl.int64, sequences: tl.int64, tiles: tl.int64, tile_bits: tl.int32, slots: tl.int64,
+    rest: tl.tensor, before: tl.tensor, statistics: tl.tensor,
+    tokens: tl.int64, sequences: tl.int64, width: tl.int64, tiles: tl.int64, tile_bits: tl.int32, slots: tl.int64,
     token_programs: tl.int32, sequence_programs: tl.int32, parts: tl.int32, part: tl.int32, sums_before: tl.int32,
     maxima_before: tl.int32,
     PLAN: tl.constexpr, SHAPE: tl.constexpr,
 ) -> None:  # fmt: skip
     """Pass over sequences, add up parts of what programs over tokens have left, and finish in the last program."""
     numbers = thresholds(numbers, PLAN)
-    program = tl.program_id(0)
+    program, extents = tl.program_id(0), Extents(tokens, sequences, width, tiles, tile_bits)
     if program < sequence_programs:
-        extents = Extents(tokens, sequences, 0, tiles, tile_bits)
         store_sequences(slot_tables(counts, None, floats, None), inners, sequence_sums, offsets, extents, slots, PLAN,
                         SHAPE)  # fmt: skip
     else:
@@ -229,5 +255,5 @@ def sequences_kernel(
                     PLAN)  # fmt: skip
     last = is_last(counter, Partials(sequence_sums, sequence_sums), program, sequence_programs, PLAN)
     if last:
-        finish(sequence_sums, part_sums, part_maxima, given, value, divisor, before, statistics, sums_before,
-               maxima_before, sequence_programs, parts, sequences, numbers, PLAN)  # fmt: skip
+        finish(sequence_sums, part_sums, part_maxima, given, value, divisor, rest, before, statistics, sums_before,
+               maxima_before, sequence_programs, parts, offsets, extents, numbers, PLAN)  # fmt: skip

@@ -307,7 +307,7 @@ def _reduced(request: LossRequest, task: LossTask, count: Tensor | None) -> tupl
         of_sequences: tuple[Tensor | None, ...] = ()
         if result.inners is not None:
             of_sequences = result.inners, batch.offsets
-        value = Differentiable.apply(task.new, value, result.gradient, result.divisor, result.by_kernels, *of_sequences)
+        value = Differentiable.apply(task.new, value, result.gradient, result.rest, result.by_kernels, *of_sequences)
     return value, result
 
 

@@ -28,9 +28,9 @@ def refuse_other_derivatives(new: Tensor) -> None:
     )
 
 
-def scaled(gradient: Tensor, upstream: Tensor, divisor: Tensor, dtype: torch.dtype) -> Tensor:
-    """Multiply the gradient by the upstream gradient, and divide it by the divisor."""
-    return (gradient * (upstream.double() / divisor).to(gradient.dtype)).to(dtype)
+def scaled(gradient: Tensor, upstream: Tensor, rest: Tensor, dtype: torch.dtype) -> Tensor:
+    """Multiply the gradient by the upstream gradient, and divide it by what it is still to be divided by."""
+    return (gradient * (upstream.double() / rest).to(gradient.dtype)).to(dtype)
 
 
 class Differentiable(torch.autograd.Function):
@@ -42,16 +42,16 @@ class Differentiable(torch.autograd.Function):
         new: Tensor,
         value: Tensor,
         gradient: Tensor,
-        divisor: Tensor,
+        rest: Tensor,
         by_kernels: bool,
         inners: Tensor | None = None,
         offsets: Tensor | None = None,
     ) -> Tensor:
-        """Give the value, 0-d, a gradient: d(value * divisor) / d(new).
+        """Give the value, 0-d, a gradient: d(value * rest) / d(new).
 
         `inners`, [S], is what each sequence's gradient is to be multiplied by; None or empty for nothing.
         """
-        ctx.save_for_backward(gradient, divisor, *(() if inners is None else (inners, offsets)))
+        ctx.save_for_backward(gradient, rest, *(() if inners is None else (inners, offsets)))
         ctx.dtype, ctx.by_kernels = new.dtype, by_kernels
         # Not the tensor that came in, or autograd would take this for the identity. Compilers shall see no alias.
         return value.clone() if torch.compiler.is_compiling() else value.detach()
@@ -64,10 +64,10 @@ class Differentiable(torch.autograd.Function):
                 "policy_loss: expected a backward pass without create_graph=True; its gradient is made in the forward "
                 "pass and has no derivative of its own"
             )
-        gradient, divisor, *of_sequences = ctx.saved_tensors
+        gradient, rest, *of_sequences = ctx.saved_tensors
         inners, offsets = of_sequences or (None, None)
         if ctx.by_kernels:
-            found = loss_operators.scaled(gradient, inners, grad_outputs[0], divisor, offsets, ctx.dtype)
+            found = loss_operators.scaled(gradient, inners, grad_outputs[0], rest, offsets, ctx.dtype)
         else:
-            found = scaled(gradient, grad_outputs[0], divisor, ctx.dtype)
+            found = scaled(gradient, grad_outputs[0], rest, ctx.dtype)
         return found, None, None, None, None, None, None

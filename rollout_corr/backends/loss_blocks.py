@@ -319,7 +319,7 @@ def _result(found: Run, task: LossTask) -> LossResult:
     divided_by = loss.counted_by(wanted)
     count: Number = 1.0 if divided_by is None else sums[divided_by]
     divisor = _divisor(count if task.divisor is None else task.divisor, wanted)
-    return LossResult((total / divisor).to(task.batch.dtype), gradient, None, divisor, statistics)
+    return LossResult((total / divisor).to(task.batch.dtype), gradient, None, divisor, divisor, statistics)
 
 
 def _stacked(numbers: Iterable[Number]) -> Tensor:
@@ -349,4 +349,5 @@ def divided_by(result: LossResult, count: Tensor, wanted: Objective) -> LossResu
     """Divide the loss by another count."""
     divisor = _divisor(count, wanted)
     value = result.value.double() * (result.divisor / divisor)
-    return result._replace(value=value.to(result.value.dtype), divisor=divisor)
+    rest = divisor if result.rest is result.divisor else result.rest * (divisor / result.divisor)
+    return result._replace(value=value.to(result.value.dtype), divisor=divisor, rest=rest)

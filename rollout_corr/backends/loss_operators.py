@@ -31,9 +31,10 @@ class LossOutputs(NamedTuple):
     """The results of the operator; one that is not wanted is empty, [0]."""
 
     value: Tensor  # 0-d
-    gradient: Tensor  # of the value times its divisor
+    gradient: Tensor  # of the value times `rest`
     inners: Tensor  # [S], the factor that each sequence's gradient still lacks
     divisor_out: Tensor  # 0-d float64
+    rest: Tensor  # 0-d float64, what the gradient is still to be divided by
     statistics: Tensor  # float64, the sums and then the maxima
 
 
@@ -77,12 +78,12 @@ def run_fused(task: LossTask) -> LossResult:
     wanted, operands, text = task.objective, _operands(task), _encoded(task)
     if text is not None:
         found = OPERATORS.policy_loss(*operands, *text)
-        value, gradient, inners, counted, statistics = found
+        value, gradient, inners, counted, rest, statistics = found
         statistics = _with_decided(statistics, task)
-        return LossResult(value, gradient if task.differentiable else None, inners, counted, statistics, True)
+        return LossResult(value, gradient if task.differentiable else None, inners, counted, rest, statistics, True)
     made = launcher().run(beside_tokens(operands), wanted, task.before)
     statistics, joined = _with_decided(made.statistics, task), task.before is not None
-    return LossResult(made.value, made.gradient, made.inners, made.divisor, statistics, True, joined)
+    return LossResult(made.value, made.gradient, made.inners, made.divisor, made.rest, statistics, True, joined)
 
 
 def _with_decided(statistics: Tensor, task: LossTask) -> Tensor:
@@ -99,15 +100,20 @@ def scaled(
     gradient: Tensor,
     inners: Tensor | None,
     upstream: Tensor,
-    divisor: Tensor,
+    rest: Tensor,
     offsets: Tensor | None,
     dtype: torch.dtype,
 ) -> Tensor:
-    """Scale the gradient of the kernels in backward, directly or as the operator."""
-    operands = ScaleOperands(gradient, inners, upstream, divisor, offsets, dtype)
-    seen = seen_by_others((gradient, inners, upstream, divisor, offsets))
-    found: Tensor = OPERATORS.scale_gradient(*operands) if seen else kernels().scale(operands)
-    return found
+    """Scale the gradient of the kernels in backward, directly or as the operator.
+
+    The product replaces the gradient where the graph is not kept for another backward pass, except in compiled code.
+    """
+    operands = ScaleOperands(gradient, inners, upstream, rest, offsets, dtype)
+    if seen_by_others((gradient, inners, upstream, rest, offsets)):
+        found: Tensor = OPERATORS.scale_gradient(*operands)
+        return found
+    scaled: Tensor = kernels().scale(operands, not torch._C._autograd._get_current_graph_task_keep_graph())
+    return scaled
 
 
 @cached(maxsize=1)
@@ -133,7 +139,7 @@ def _results_of_kernels(operands: LossOperands, objective: Objective) -> first_c
     found = kernels().run(operands._replace(differentiable=True), objective)
     one = torch.ones((), dtype=found.gradient.dtype, device=found.gradient.device)
     slope = kernels().scale(
-        ScaleOperands(found.gradient, found.inners, one, found.divisor, operands.offsets, one.dtype)
+        ScaleOperands(found.gradient, found.inners, one, found.rest, operands.offsets, one.dtype)
     )
     return _results(operands, objective, found.value, slope, found.statistics)
 
@@ -196,7 +202,7 @@ def _results(
 
 def _kernels(operands: LossOperands, objective: Objective) -> LossOutputs:
     found = kernels().run(beside_tokens(operands), objective)
-    outputs = found.value, found.gradient, found.inners, found.divisor, found.statistics
+    outputs = found.value, found.gradient, found.inners, found.divisor, found.rest, found.statistics
     return filled(LossOutputs, operands.new, *outputs)
 
 
@@ -211,7 +217,7 @@ def _shapes(operands: LossOperands, objective: Objective) -> LossOutputs:
 
     return filled(
         LossOutputs, new, empty(), empty(*new.shape) if operands.differentiable else None,
-        empty(sequences) if averages_late else None, empty(dtype=torch.float64),
+        empty(sequences) if averages_late else None, empty(dtype=torch.float64), empty(dtype=torch.float64),
         empty(len(loss_metrics.sum_names(objective)) + len(loss_metrics.max_names()), dtype=torch.float64),
     )  # fmt: skip
 

@@ -42,9 +42,10 @@ class LossResult(NamedTuple):
     """The result of a policy loss by any backend."""
 
     value: Tensor  # 0-d
-    gradient: Tensor | None  # d(value * divisor) / d(new_logp), in the shape of the batch; None where none was wanted
+    gradient: Tensor | None  # d(value * rest) / d(new_logp), in the shape of the batch; None where none was wanted
     inners: Tensor | None  # [S], by which each sequence's gradient is still to be multiplied; None or empty for nothing
     divisor: Tensor  # 0-d float64
+    rest: Tensor  # 0-d float64, what the gradient is still to be divided by
     statistics: Tensor  # sums and maxima, float64
     by_kernels: bool = False  # the kernels made it, and scale the gradient in backward
     joined: bool = False  # the statistics hold those of `LossTask.before` too

@@ -73,6 +73,6 @@ class ScaleOperands(NamedTuple):
     gradient: Tensor  # [N] or [B, T], contiguous
     inners: Tensor | None  # [S] in its dtype; None or empty: sequences do not matter
     upstream: Tensor  # 0-d, any floating dtype, on the device of the gradient
-    divisor: Tensor  # 0-d float64
+    rest: Tensor  # 0-d float64, what the gradient is still to be divided by
     offsets: Tensor | None  # of a packed batch
     dtype: torch.dtype  # of the result

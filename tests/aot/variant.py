@@ -228,5 +228,5 @@ class LossVariant(VariantLayout):
         if found.gradient is None:
             return launches
         upstream = torch.ones((), dtype=found.value.dtype, device=given.new.device)
-        slope = ScaleOperands(found.gradient, found.inners, upstream, found.divisor, given.offsets, given.new.dtype)
-        return (*launches, prepare_scale(slope)[1])
+        slope = ScaleOperands(found.gradient, found.inners, upstream, found.rest, given.offsets, given.new.dtype)
+        return (*launches, prepare_scale(slope, in_place=True)[1])

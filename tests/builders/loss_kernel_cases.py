@@ -113,7 +113,7 @@ def by_reference(given, wanted, dtype, differentiable=True):
         decided=decided,
     )
     done = loss_blocks.run_whole(task)
-    slope = None if done.gradient is None else scaled(done.gradient, torch.ones(()), done.divisor, dtype)
+    slope = None if done.gradient is None else scaled(done.gradient, torch.ones(()), done.rest, dtype)
     return done, slope
 
 
@@ -126,8 +126,11 @@ def by_kernels(given, wanted, device, differentiable=True):
             return found, None
         one = torch.ones((), device=device)
         kind = found.gradient.dtype
-        slope = ScaleOperands(found.gradient, found.inners, one, found.divisor, placed.offsets, kind)
-        return found, kernels.scale(slope).cpu()
+        slope = ScaleOperands(found.gradient, found.inners, one, found.rest, placed.offsets, kind)
+        scaled_apart = kernels.scale(slope).cpu()
+        in_place = kernels.scale(slope, in_place=True)
+        assert in_place is found.gradient and torch.equal(in_place.cpu(), scaled_apart)
+        return found, scaled_apart
 
 
 # Counts are equal. The rest is off by roundings, of 1 where it is smaller, of 0.01 for gradients.
