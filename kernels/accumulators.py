@@ -155,6 +155,12 @@ def is_wide(plan: Tables, place: int) -> bool:
 
 
 @triton.constexpr_function
+def is_of_loss(plan: Tables, place: int) -> bool:
+    """Return whether an accumulator is an extremum of the loss by slot, which is no key of floats where none is NaN."""
+    return plan.recorded[place] in (("peaks", "max_ppo_log_ratio"), ("peaks", "-min_ppo_log_ratio"))
+
+
+@triton.constexpr_function
 def kind_of(plan: Tables, place: int) -> tl.dtype:
     """Choose the dtype of an accumulator."""
     table = plan.recorded[place][0]
@@ -164,7 +170,7 @@ def kind_of(plan: Tables, place: int) -> tl.dtype:
         return tl.int64 if plan.recorded[place][1] in SQUARED else tl.int32
     if table == "integers":
         return tl.int64
-    if plan.nonfinite == "propagate" if table == "token_maxima" else table == "peaks":
+    if plan.nonfinite == "propagate" if table == "token_maxima" or is_of_loss(plan, place) else table == "peaks":
         return tl.int64 if plan.double else tl.int32
     wide = plan.double or (table == "token_sums" and is_wide(plan, place))
     return tl.float64 if wide else tl.float32

@@ -31,7 +31,6 @@ import triton.language as tl
 
 from ..accumulators import kept_of
 from ..gather import (
-    SlotTables,
     Units,
     UnitTotals,
     gather_slots,
@@ -177,16 +176,14 @@ def report_kept(units: Units, keep: tl.tensor, kept: tl.tensor, out: Partials, P
 
 @triton.jit
 def decide(
-    tables: SlotTables, advantages: tl.tensor, sequence: tl.tensor, first_slot: tl.tensor, slot_count: tl.tensor,
-    known: tl.tensor, slots: tl.tensor, out: Partials, bins: tl.tensor, numbers: tl.tuple, turns: tl.tuple,
-    PLAN: tl.constexpr, SHAPE: tl.constexpr, BY_OWNER: tl.constexpr,
+    totals: UnitTotals, advantages: tl.tensor, sequence: tl.tensor, known: tl.tensor, out: Partials, bins: tl.tensor,
+    numbers: tl.tuple, turns: tl.tuple, PLAN: tl.constexpr, SHAPE: tl.constexpr, BY_OWNER: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:  # fmt: skip
     """Decide about some sequences and store their statistics; return `keep`, states, non-finite tokens, weights.
 
     advantages: [S], if the plan asks for them; [U] with turns. turns: the `Turns`, where the plan has any. BY_OWNER:
     every turn has one slot, as in `gather.slots_of`.
     """
-    totals = gather_slots(tables, first_slot, slot_count, slots, PLAN, SHAPE)
     valid, nonfinite = integer(totals, PLAN, "valid"), integer(totals, PLAN, "nonfinite")
     if PLAN.packed:
         # What lies outside is counted below 0, so that a sequence with wrong offsets takes none of it for its own.
@@ -305,6 +302,7 @@ def place_of_table(plan: Plan, table: str) -> int:
     tables = (*sums, "token_maxima", "sequence_maxima", "call_maxima", "age_sums", "age_maxima", "mean")
     many = {name: bins[name] if name in bins else len(getattr(plan, name)) for name in tables[:-1]}
     many["token_sums"] -= many["age_sums"]
+    many["sequence_sums"] -= plan.unreported
     many["token_maxima"] -= many["age_maxima"]
     return sum(many[name] for name in tables[: tables.index(table)])
 
@@ -393,7 +391,8 @@ def finish(
     """Add up the rows of all programs, in the last one."""
     rows, apart = rows_left(sequence_programs)
     totals = sum_of_rows(partials.sequence_sums, rows, apart, size(PLAN, "sequence_sums"))
-    put_all(statistics + place_of_table(PLAN, "sequence_sums"), totals, size(PLAN, "sequence_sums"))
+    reported: tl.constexpr = size(PLAN, "sequence_sums") - PLAN.unreported
+    put_all(statistics + place_of_table(PLAN, "sequence_sums"), totals, reported)
     finish_call(statistics + place_of_table(PLAN, "call_sums"), statistics + place_of_table(PLAN, "call_maxima"),
                 totals, extents.tokens, extents.sequences, PLAN)  # fmt: skip
     found = largest_of_rows(partials.sequence_maxima, rows, apart, size(PLAN, "sequence_maxima"))
@@ -462,10 +461,9 @@ def decide_kernel(
     rejected, weightless = known, known
     if share < shares:
         out = Partials(sequence_sums, sequence_maxima)
-        keep, state, nonfinite, weight = decide(
-            tables, advantages, sequence, first_slot, slot_count, known, slots, out, either(histogram, counts),
-            numbers, turns, PLAN, SHAPE, BY_OWNER,
-        )  # fmt: skip
+        totals = gather_slots(tables, first_slot, slot_count, slots, PLAN, SHAPE)
+        keep, state, nonfinite, weight = decide(totals, advantages, sequence, known, out, either(histogram, counts),
+                                                numbers, turns, PLAN, SHAPE, BY_OWNER)  # fmt: skip
         tl.store(keep_out + sequence, keep.to(tl.int8), mask=tl.where(share == 0, known, False))
         rejected, weightless = known & (keep == 0), known & weightless_of(keep, nonfinite, PLAN)
         if PLAN.applies and not PLAN.turns:

@@ -123,10 +123,10 @@ class CorrectOperation(Operation):
         sites.append(Site(decide_kernel, deciding, {"PLAN": plan, "BY_OWNER": split} | unread, gathered))
         if plan.applies:
             sites.append(Site(apply_kernel, over_tokens, {"PLAN": plan}))
-        super().__init__(sites, _tables_of(plan, self.kind), STRIDED)
+        super().__init__(sites, tables_of(plan, self.kind), STRIDED)
 
 
-def _tables_of(plan: Plan, kind: torch.dtype) -> list[Table]:
+def tables_of(plan: Plan, kind: torch.dtype) -> list[Table]:
     """List the tables of a plan. Those of programs over sequences are [rows, columns] to the kernels.
 
     The counter is the first of its table.

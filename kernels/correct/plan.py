@@ -104,6 +104,11 @@ class Tables:
         return 0
 
     @property
+    def unreported(self) -> int:
+        """The number of the last sums of sequences that are no statistics."""
+        return 0
+
+    @property
     def exponents(self) -> tuple[str, ...]:
         """The sums of logarithms that a pass keeps as a product, and its power of two apart."""
         return ("log_cosh",) if "log_cosh" in self.token_sums and not self.double else ()

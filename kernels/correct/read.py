@@ -88,29 +88,36 @@ from .steps import (
     survivors,
 )
 
-# --- a step ---
+# --- the arithmetic of a token ---
 
 
 @triton.jit
-def read_step(
-    step: Step, context: Context, PLAN: tl.constexpr, TILING: tl.constexpr
-) -> tuple[tl.tuple, tl.tensor, tl.tensor]:
-    """Measure and test a step; return what was found, and the weights and the mask to write, if they are written."""
+def correct_tokens(
+    found: tl.tuple, step: Step, new: tl.tensor, advantage: tl.tensor, age: tl.tensor, context: Context,
+    PLAN: tl.constexpr, TILING: tl.constexpr,
+) -> tuple[tl.tuple, tl.tensor, tl.tensor]:  # fmt: skip
+    """Measure and test the tokens of a step. Return the accumulators, the weights, and which tokens are kept.
+
+    Sequences may still reject or weigh them. A plan without columns only weighs and tests.
+
+    Args:
+        found: The accumulators.
+        step: The log-probs, and which tokens are valid.
+        new: new_logp, where a criterion compares it.
+        advantage: The advantage of each token, where a criterion asks for it.
+        age: The age of each token, where a criterion asks for it.
+        context: What else a criterion reads.
+        PLAN, TILING: The plan and the tiling.
+    """
     numbers = context.numbers
     train, rollout = step.train.to(real(PLAN)), step.rollout.to(real(PLAN))
-    found = nothing(PLAN)
     valid = step.valid
     if PLAN.masked:
         found = record(found, PLAN, "counts", "valid", valid)
-    advantage = advantage_of(context, train, PLAN, TILING)
-    age = age_of(context, train, PLAN, TILING)
-    if PLAN.ages is not None:
-        found = measure_ages(found, age, valid, PLAN)
 
     pair = compare(*over_kept_set(train, rollout, step.mass, PLAN), valid, PLAN)
     pairs: tl.tuple = (pair,)
     for k in tl.static_range(size(PLAN, "pairs")):
-        new = extra(context, context.externals[PLAN.externals], PLAN, TILING)
         if compares_with_rollout(PLAN, k):
             pairs = pairs + (compare(*over_kept_set(new, rollout, step.mass, PLAN), valid, PLAN),)
         else:
@@ -148,24 +155,40 @@ def read_step(
             compared = pair_of(pairs[criterion(PLAN, i).pair])
             found, dropped = test_tokens(found, compared, advantage, external, dropped, numbers, criterion(PLAN, i),
                                          PLAN)  # fmt: skip
-    found = aggregate_step(found, pairs, dropped, age, context, PLAN, TILING)
-    if size(PLAN, "schemes") > 0:
-        found = report_tokens(found, pair, survivors(pair, dropped, PLAN), ratio, k3_more, numbers, PLAN)
-    found = count_classes(found, pairs, advantage, valid, dropped, PLAN)
-    if PLAN.averages_advantages:
-        counted = tl.where(valid & is_finite(advantage), advantage, 0.0)
-        found = record_statistic(found, PLAN, "advantage", counted)
+    if size(PLAN, "recorded") > 0:
+        found = aggregate_sequences(found, pairs, dropped, age, context, PLAN, TILING)
+        if size(PLAN, "schemes") > 0:
+            found = report_tokens(found, pair, survivors(pair, dropped, PLAN), ratio, k3_more, numbers, PLAN)
+        found = count_classes(found, pairs, advantage, valid, dropped, PLAN)
+        if PLAN.averages_advantages:
+            counted = tl.where(valid & is_finite(advantage), advantage, 0.0)
+            found = record_statistic(found, PLAN, "advantage", counted)
 
     if PLAN.writes_token_weights:
         carries = pair.measured
         if PLAN.rejected != "mask" and PLAN.drops_tokens:
             carries = pair.measured & (dropped == 0)
         weight = tl.where(carries, weight, 0.0)
+    kept = valid
+    if PLAN.edits_mask and PLAN.drops_tokens:
+        kept = valid & (dropped == 0)
+    return found, weight, kept
+
+
+@triton.jit
+def read_step(
+    step: Step, context: Context, PLAN: tl.constexpr, TILING: tl.constexpr
+) -> tuple[tl.tuple, tl.tensor, tl.tensor]:
+    """Measure and test a step; return what was found, and the weights and the mask to write, if they are written."""
+    like, found = step.train.to(real(PLAN)), nothing(PLAN)
+    advantage, age, new = advantage_of(context, like, PLAN, TILING), age_of(context, like, PLAN, TILING), like
+    if PLAN.ages is not None:
+        found = measure_ages(found, age, step.valid, PLAN)
+    if size(PLAN, "pairs") > 0:
+        new = extra(context, context.externals[PLAN.externals], PLAN, TILING)
+    found, weight, kept = correct_tokens(found, step, new, advantage, age, context, PLAN, TILING)
     new_mask = step.mask
     if PLAN.writes_mask:
-        kept = valid
-        if PLAN.edits_mask and PLAN.drops_tokens:
-            kept = valid & (dropped == 0)
         new_mask = tl.where(kept, step.mask, 0).to(step.mask.dtype)
     return found, weight, new_mask
 
@@ -178,7 +201,7 @@ def rounds_once(plan: Plan) -> bool:
 
 
 @triton.jit
-def aggregate_step(
+def aggregate_sequences(
     found: tl.tuple, pairs: tl.tuple, dropped: tl.tensor, age: tl.tensor, context: Context, PLAN: tl.constexpr,
     TILING: tl.constexpr,
 ) -> tl.tuple:  # fmt: skip
@@ -314,7 +337,7 @@ def read_kernel(
             step = step_of(train, rollout, inputs, tile, token, PLAN, TILING, True)
         else:
             step = step_of(train, rollout, inputs, tile, token, PLAN, TILING, False)
-            outside += count_outside(step, tile, token, PLAN, TILING)
+            outside += count_outside(step.mask != 0, step.valid, tile, token, PLAN, TILING)
         if loads_ahead(PLAN):
             ahead = load_logps(inputs, tile, token + TILING.step, PLAN, TILING)
         context = Context(tile, span, token, whole, extents, offsets, either(advantages, train_logp), externals,

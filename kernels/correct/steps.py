@@ -127,11 +127,11 @@ def load_inputs(
 
 @triton.jit
 def count_outside(
-    step: Step, tile: Tile, first: tl.tensor, PLAN: tl.constexpr, TILING: tl.constexpr
-) -> tl.tensor:  # fmt: skip
-    """Count the valid tokens of a step that no sequence has."""
+    marked: tl.tensor, valid: tl.tensor, tile: Tile, first: tl.tensor, PLAN: tl.constexpr, TILING: tl.constexpr
+) -> tl.tensor:
+    """Count the tokens of a step that the mask marks and no sequence has."""
     if PLAN.masked:
-        return tl.sum(tl.ravel(((step.mask != 0) & (step.valid == 0)).to(tl.int32)), 0)
+        return tl.sum(tl.ravel((marked & (valid == 0)).to(tl.int32)), 0)
     else:
         done = tl.minimum(first + TILING.step, tile.length)
         known = tl.minimum(done, tile.end) - tl.maximum(first, tile.begin)

@@ -14,13 +14,17 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
+from ..correct.read import correct_tokens
+from ..correct.steps import Context, Step, count_outside
 from ..gather import slot_tables
 from ..partials import add_up_part, count_in, groups, reset, zero_counters
 from ..sums import (
     emptied,
     empty,
     nothing,
+    ordered,
     put_batch,
+    put_outside,
     put_slot,
     record,
     record_extrema,
@@ -46,7 +50,7 @@ from ..tiles import (
     store_step,
     tile_of_program,
 )
-from ..tokens import LARGEST_D, is_finite, limited, number, over_kept_set, real, thresholds
+from ..tokens import LARGEST_D, has, is_finite, limited, number, over_kept_set, real, thresholds
 from .formulas import Token, penalty, penalty_factor, policy
 from .sequences import assumed_divisor, finish, prepare_sequences
 
@@ -57,6 +61,8 @@ SMALLEST_RATIO = tl.constexpr(1e-8)  # in a product
 class LossInputs(NamedTuple):
     """The tensors of a pass; one that the plan lacks is never read."""
 
+    train: PerToken
+    rollout: PerToken
     new: PerToken
     base: PerToken
     ref: PerToken
@@ -72,12 +78,15 @@ class LossInputs(NamedTuple):
 class LossStep(NamedTuple):
     """The inputs of a step, [PARTS, LANES, VEC] each; one that the plan lacks may hold anything."""
 
+    train: tl.tensor
+    rollout: tl.tensor
     new: tl.tensor
     base: tl.tensor
     ref: tl.tensor
     weights: tl.tensor
     trains: tl.tensor
     advantages: tl.tensor
+    marked: tl.tensor  # bool, by the mask
     valid: tl.tensor  # bool; False outside of sequences
     mass: tl.tensor
     scale: tl.tensor  # the factor of all that the token adds
@@ -117,31 +126,76 @@ def load_inputs(
     new = load_input(inputs.new, tile, first, PLAN, TILING, TILING.unit, True, WHOLE)
     base = load_input(inputs.base, tile, first, PLAN, TILING, TILING.unit, PLAN.based, WHOLE)
     ref = load_input(inputs.ref, tile, first, PLAN, TILING, TILING.unit, PLAN.referred, WHOLE)
-    weights = load_input(inputs.weights, tile, first, PLAN, TILING, TILING.unit, PLAN.weighted, WHOLE)
-    trains = load_input(inputs.trains, tile, first, PLAN, TILING, TILING.unit, PLAN.trained, WHOLE)
+    alone: tl.constexpr = PLAN.trainer is None
+    weights = load_input(inputs.weights, tile, first, PLAN, TILING, TILING.unit, PLAN.weighted and alone, WHOLE)
+    trains = load_input(inputs.trains, tile, first, PLAN, TILING, TILING.unit, PLAN.trained and alone, WHOLE)
+    train, rollout = new, base
+    if PLAN.trainer == "own":
+        train = load_input(inputs.train, tile, first, PLAN, TILING, TILING.unit, True, WHOLE)
+    elif PLAN.trainer == "base":
+        train = base
+    if PLAN.engine == "own":
+        rollout = load_input(inputs.rollout, tile, first, PLAN, TILING, TILING.unit, True, WHOLE)
     advantages = load_input(inputs.advantages, tile, first, PLAN, TILING, True, PLAN.advantages == "token", WHOLE)
-    mass = load_input(inputs.mass, tile, first, PLAN, TILING, True, PLAN.mass is not None, WHOLE)
+    mass = load_input(inputs.mass, tile, first, PLAN, TILING, True, PLAN.has_mass, WHOLE)
     scale = load_input(inputs.scales, tile, first, PLAN, TILING, True, PLAN.has_scales, WHOLE)
     chosen = load_input(inputs.chosen, tile, first, PLAN, TILING, True, PLAN.chosen, WHOLE)
-    valid = tl.full(new.shape, 1, tl.int1)
+    marked = tl.full(new.shape, 1, tl.int1)
     if PLAN.masked:
-        valid = load_input(inputs.mask, tile, first, PLAN, TILING, TILING.unit, True, WHOLE) != 0
+        marked = load_input(inputs.mask, tile, first, PLAN, TILING, TILING.unit, True, WHOLE) != 0
+    valid = marked
     if not WHOLE:
         place = places_of(first, TILING)
         valid = valid & (place >= tile.begin) & (place < tile.end)
-    return LossStep(new, base, ref, weights, trains, advantages, valid, mass, scale, chosen)
+    return LossStep(train, rollout, new, base, ref, weights, trains, advantages, marked, valid, mass, scale, chosen)
+
+
+@triton.jit
+def with_correction(step: LossStep, weight: tl.tensor, kept: tl.tensor, PLAN: tl.constexpr) -> LossStep:
+    """Give a step the weights and the training mask of a correction in the same pass."""
+    weights = kept if PLAN.gated else weight
+    return LossStep(step.train, step.rollout, step.new, step.base, step.ref, weights, kept, step.advantages,
+                    step.marked, step.valid, step.mass, step.scale, step.chosen)  # fmt: skip
+
+
+# --- sums of the loss: of the batch, or by slot where a sequence may still be rejected ---
+
+
+@triton.jit
+def tally(found: tl.tuple, COLUMNS: tl.constexpr, name: tl.constexpr, x: tl.tensor) -> tl.tuple:
+    """Record a sum over tokens."""
+    found = record(found, COLUMNS, "token_sums", name, x)
+    return record(found, COLUMNS, "floats", name, x)
+
+
+@triton.jit
+def count(found: tl.tuple, COLUMNS: tl.constexpr, name: tl.constexpr, which: tl.tensor) -> tl.tuple:
+    """Record a count of tokens."""
+    found = record(found, COLUMNS, "token_sums", name, tl.where(which, 1.0, 0.0).to(real(COLUMNS)))
+    return record(found, COLUMNS, "counts", name, which)
+
+
+@triton.jit
+def bracket(
+    found: tl.tuple, COLUMNS: tl.constexpr, low: tl.constexpr, high: tl.constexpr, x: tl.tensor, among: tl.tensor
+) -> tl.tuple:
+    """Record the extrema among some tokens."""
+    found = record_extrema(found, COLUMNS, low, high, x, among)
+    if has(COLUMNS, "peaks", high):
+        found = record(found, COLUMNS, "peaks", high, ordered(tl.where(among, x, float("-inf")), COLUMNS))
+        found = record(found, COLUMNS, "peaks", low, ordered(tl.where(among, -x, float("-inf")), COLUMNS))
+    return found
 
 
 # --- a step ---
 
 
 @triton.jit
-def loss_of_step(step: LossStep, values: SequenceValues, PLAN: tl.constexpr) -> tuple[tl.tuple, tl.tensor]:
-    """Return the sums of a step, and its gradient."""
-    found = nothing(PLAN)
+def loss_of_step(
+    found: tl.tuple, step: LossStep, values: SequenceValues, PLAN: tl.constexpr, COLUMNS: tl.constexpr
+) -> tuple[tl.tuple, tl.tensor]:
+    """Record the sums of a step in the accumulators of COLUMNS, and return its gradient."""
     new, valid, advantage = step.new.to(real(PLAN)), step.valid, values.advantage
-    if PLAN.advantages == "token":
-        advantage = step.advantages.to(real(PLAN))
     known = is_finite(new)
     compared, x = new, tl.zeros_like(new)
     if PLAN.based:
@@ -179,14 +233,14 @@ def loss_of_step(step: LossStep, values: SequenceValues, PLAN: tl.constexpr) -> 
         counted = among & (step.trains != 0)
     if PLAN.adds_up:
         if PLAN.masked:
-            found = record(found, PLAN, "counts", "valid", valid)
-        found = record(found, PLAN, "counts", "counted", counted)
+            found = record(found, COLUMNS, "counts", "valid", valid)
+        found = record(found, COLUMNS, "counts", "counted", counted)
     token = Token(new, compared, x, advantage, weight, values.level, values.pull, step.chosen)
     if PLAN.phase == "sum":
         return sum_of_sequence(found, token, scale, counted, values.numbers, PLAN), x
     else:
         broken = valid & (known == 0)
-        return loss_of_tokens(found, token, k, scale, broken, among, counted, values, PLAN)
+        return loss_of_tokens(found, token, k, scale, broken, among, counted, values, PLAN, COLUMNS)
 
 
 @triton.jit
@@ -226,7 +280,7 @@ def sum_of_sequence(
 @triton.jit
 def loss_of_tokens(
     found: tl.tuple, token: Token, k: tl.tensor, scale: tl.tensor, broken: tl.tensor, among: tl.tensor,
-    counted: tl.tensor, values: SequenceValues, PLAN: tl.constexpr,
+    counted: tl.tensor, values: SequenceValues, PLAN: tl.constexpr, COLUMNS: tl.constexpr,
 ) -> tuple[tl.tuple, tl.tensor]:  # fmt: skip
     """Record the loss and its statistics, and return its gradient.
 
@@ -240,6 +294,7 @@ def loss_of_tokens(
         counted: Those of them that train.
         values: What tokens read of their sequences.
         PLAN: The plan.
+        COLUMNS: The plan that has the accumulators.
     """
     numbers, new, x = values.numbers, token.new, token.x
     term = policy(token, numbers, PLAN)
@@ -247,17 +302,17 @@ def loss_of_tokens(
     pulled = gradient
     if PLAN.has_scales and PLAN.pulls:
         gradient = tl.zeros_like(gradient)
-    found = record(found, PLAN, "token_sums", "loss_tokens_nonfinite", tl.where(broken, 1.0, 0.0).to(new.dtype))
-    found = record(found, PLAN, "token_sums", "loss_policy", total)
-    found = record(found, PLAN, "token_sums", "clip_low", tl.where(term.low & counted, 1.0, 0.0).to(new.dtype))
-    found = record(found, PLAN, "token_sums", "clip_high", tl.where(term.high & counted, 1.0, 0.0).to(new.dtype))
-    found = record(found, PLAN, "token_sums", "clip_dual", tl.where(term.dual & counted, 1.0, 0.0).to(new.dtype))
-    found = record(found, PLAN, "token_sums", "ppo_d", tl.where(counted, limited(x, -LARGEST_D, LARGEST_D, PLAN), 0.0))
+    found = count(found, COLUMNS, "loss_tokens_nonfinite", broken)
+    found = tally(found, COLUMNS, "loss_policy", total)
+    found = count(found, COLUMNS, "clip_low", term.low & counted)
+    found = count(found, COLUMNS, "clip_high", term.high & counted)
+    found = count(found, COLUMNS, "clip_dual", term.dual & counted)
+    found = tally(found, COLUMNS, "ppo_d", tl.where(counted, limited(x, -LARGEST_D, LARGEST_D, PLAN), 0.0))
     excess = tl.where(counted, term.excess, 0.0)
-    found = record(found, PLAN, "token_sums", "ppo_ratio", excess)
-    found = record(found, PLAN, "token_sums", "ppo_ratio2", excess * excess)
-    found = record(found, PLAN, "token_sums", "ppo_k3", tl.where(counted, term.k3, 0.0))
-    found = record_extrema(found, PLAN, "-min_ppo_log_ratio", "max_ppo_log_ratio", term.used, counted)
+    found = tally(found, COLUMNS, "ppo_ratio", excess)
+    found = tally(found, COLUMNS, "ppo_ratio2", excess * excess)
+    found = tally(found, COLUMNS, "ppo_k3", tl.where(counted, term.k3, 0.0))
+    found = bracket(found, COLUMNS, "-min_ppo_log_ratio", "max_ppo_log_ratio", term.used, counted)
     if PLAN.kl is not None:
         held = among if PLAN.kl_everywhere else counted
         # Of their own, because Triton 3.6 passes on the text of an attribute only as a constant.
@@ -270,14 +325,14 @@ def loss_of_tokens(
         coefficient = number(numbers, PLAN, "kl").to(new.dtype)
         total += tl.where(held, coefficient * value * factor, 0.0)
         gradient += tl.where(held, coefficient * (slope * factor + value * factor_slope), 0.0)
-        found = record(found, PLAN, "token_sums", "ref_kl", tl.where(held, value, 0.0))
+        found = tally(found, COLUMNS, "ref_kl", tl.where(held, value, 0.0))
     if PLAN.regularizer is not None:
         held = among if PLAN.regularizer == "all" else counted
         saturated, flows = limited(x, -LARGEST_D, LARGEST_D, PLAN), tl.abs(x) <= LARGEST_D
         coefficient = number(numbers, PLAN, "regularizer").to(new.dtype)
         total += tl.where(held, coefficient * (saturated * saturated), 0.0)
         gradient += tl.where(held & flows, 2.0 * coefficient * saturated, 0.0)
-        found = record(found, PLAN, "token_sums", "log_ratio2", tl.where(held, saturated * saturated, 0.0))
+        found = tally(found, COLUMNS, "log_ratio2", tl.where(held, saturated * saturated, 0.0))
     if PLAN.has_scales:
         total = tl.where(among, total * scale, 0.0)
         gradient = tl.where(among, gradient * scale, 0.0)
@@ -286,8 +341,7 @@ def loss_of_tokens(
             gradient += pulled
     if PLAN.averages and PLAN.phase == "write":
         total, gradient = total * values.inner, gradient * values.inner
-    found = record(found, PLAN, "token_sums", "total", total)
-    return record(found, PLAN, "floats", "total", total), gradient
+    return tally(found, COLUMNS, "total", total), gradient
 
 
 # --- the kernels ---
@@ -295,30 +349,34 @@ def loss_of_tokens(
 
 # No length and no stride is in a compile key: they are annotated, and not specialized on.
 RUNTIME = ["tokens", "sequences", "width", "tiles", "tile_bits", "slots", "steps", "sequence_programs", "owner_count",
-           "new_row", "new_step", "base_row", "base_step", "ref_row", "ref_step", "weights_row", "weights_step",
-           "trains_row", "trains_step", "mask_row", "mask_step", "parts", "part", "sums_before",
-           "maxima_before"]  # fmt: skip
+           "train_row", "train_step", "rollout_row", "rollout_step", "new_row", "new_step", "base_row", "base_step",
+           "ref_row", "ref_step", "weights_row", "weights_step", "trains_row", "trains_step", "mask_row", "mask_step",
+           "parts", "part", "sums_before", "maxima_before"]  # fmt: skip
 
 
 @triton.jit(do_not_specialize=RUNTIME)
 def gradient_kernel(
-    new_logp: tl.tensor, base_logp: tl.tensor, ref_logp: tl.tensor, weights: tl.tensor, trains: tl.tensor,
-    mask: tl.tensor, log_mass: tl.tensor, scales: tl.tensor, chosen: tl.tensor, advantages: tl.tensor,
-    offsets: tl.tensor, within: tl.tensor, numbers: tl.tensor, levels: tl.tensor, pulls: tl.tensor, inners: tl.tensor,
-    gradient: tl.tensor, counts: tl.tensor, integers: tl.tensor, floats: tl.tensor, token_sums: tl.tensor,
+    train_logp: tl.tensor, rollout_logp: tl.tensor, new_logp: tl.tensor, base_logp: tl.tensor, ref_logp: tl.tensor,
+    weights: tl.tensor, trains: tl.tensor, mask: tl.tensor, log_mass: tl.tensor, scales: tl.tensor, chosen: tl.tensor,
+    advantages: tl.tensor, externals: tl.tuple, offsets: tl.tensor, within: tl.tensor, numbers: tl.tensor,
+    spec_numbers: tl.tensor, levels: tl.tensor, pulls: tl.tensor, inners: tl.tensor, gradient: tl.tensor,
+    counts: tl.tensor, integers: tl.tensor, floats: tl.tensor, peaks: tl.tensor, token_sums: tl.tensor,
     token_maxima: tl.tensor, counter: tl.tensor, part_counter: tl.tensor, part_sums: tl.tensor, part_maxima: tl.tensor,
     given: tl.tensor, value: tl.tensor, divisor: tl.tensor, rest: tl.tensor, before: tl.tensor, statistics: tl.tensor,
     tokens: tl.int64, sequences: tl.int64, width: tl.int64, tiles: tl.int64, tile_bits: tl.int32, slots: tl.int64,
-    steps: tl.int32, sequence_programs: tl.int32, owner_count: tl.int64, new_row: tl.int64, new_step: tl.int64,
-    base_row: tl.int64, base_step: tl.int64, ref_row: tl.int64, ref_step: tl.int64, weights_row: tl.int64,
-    weights_step: tl.int64, trains_row: tl.int64, trains_step: tl.int64, mask_row: tl.int64, mask_step: tl.int64,
-    parts: tl.int32, part: tl.int32, sums_before: tl.int32, maxima_before: tl.int32,
-    PLAN: tl.constexpr, TILING: tl.constexpr, SHAPE: tl.constexpr,
+    steps: tl.int32, sequence_programs: tl.int32, owner_count: tl.int64, train_row: tl.int64, train_step: tl.int64,
+    rollout_row: tl.int64, rollout_step: tl.int64, new_row: tl.int64, new_step: tl.int64, base_row: tl.int64,
+    base_step: tl.int64, ref_row: tl.int64, ref_step: tl.int64, weights_row: tl.int64, weights_step: tl.int64,
+    trains_row: tl.int64, trains_step: tl.int64, mask_row: tl.int64, mask_step: tl.int64, parts: tl.int32,
+    part: tl.int32, sums_before: tl.int32, maxima_before: tl.int32,
+    PLAN: tl.constexpr, SPEC: tl.constexpr, TILING: tl.constexpr, SHAPE: tl.constexpr,
 ) -> None:  # fmt: skip
     """Pass over a tile: write the gradient over the assumed divisor, its statistics, and sums of sequences.
 
-    In the phase "write" the last program of a part adds it up, and the last of these finishes.
+    In the phase "write" the last program of a part adds it up, and the last of these finishes. SPEC is the plan of a
+    correction in the same pass, with the columns of both; None: weights and masks are ready.
     """
+    COLUMNS: tl.constexpr = PLAN if SPEC is None else SPEC
     if tl.program_id(0) == 0:
         # For the programs that finish to count themselves in.
         if PLAN.adds_up:
@@ -327,7 +385,7 @@ def gradient_kernel(
             zero_counters(part_counter, parts)
     extents = Extents(tokens, sequences, width, tiles, tile_bits)
     numbers = thresholds(numbers, PLAN)
-    tables = (counts, integers, floats, counts)
+    tables = (counts, either(integers, counts), either(floats, counts), either(peaks, counts))
     tile = tile_of_program(offsets, extents, PLAN, TILING)
     span = first_span(offsets, tile, extents, steps, PLAN)
     if PLAN.phase == "write":
@@ -338,6 +396,8 @@ def gradient_kernel(
         # From the number of a sequence to the slot that it has in this tile.
         ahead = tl.program_id(0).to(tl.int64) + (1 if PLAN.packed else -tile.row)
     inputs = LossInputs(
+        PerToken(either(train_logp, new_logp), train_row, train_step),
+        PerToken(either(rollout_logp, new_logp), rollout_row, rollout_step),
         PerToken(new_logp, new_row, new_step),
         PerToken(either(base_logp, new_logp), base_row, base_step),
         PerToken(either(ref_logp, new_logp), ref_row, ref_step),
@@ -354,7 +414,10 @@ def gradient_kernel(
     own = extents.tokens
     if PLAN.advantages == "sequence":
         own = entry_of(advantages, span.owner, extents, PLAN)
-    kept = empty(PLAN, TILING)
+    if SPEC is not None:
+        spec_numbers = thresholds(spec_numbers, SPEC)
+    first_owner, outside = span.owner, tile.length * 0
+    kept = empty(COLUMNS, TILING)
     # At least one step, because owners of no token may end in a tile of none.
     for first in range(0, tl.maximum(tile.length, 1), TILING.step):
         whole = (first >= tile.begin) & (first + TILING.step <= tile.end)
@@ -362,9 +425,13 @@ def gradient_kernel(
             step = load_inputs(inputs, tile, first, PLAN, TILING, True)
         else:
             step = load_inputs(inputs, tile, first, PLAN, TILING, False)
-        like = step.new.to(real(PLAN))
+            if SPEC is not None:
+                outside += count_outside(step.marked, step.valid, tile, first, PLAN, TILING)
+        like, found = step.new.to(real(PLAN)), nothing(COLUMNS)
         advantage, level, pull, inner = like, like, like, like
-        if PLAN.advantages == "sequence":
+        if PLAN.advantages == "token":
+            advantage = step.advantages.to(real(PLAN))
+        elif PLAN.advantages == "sequence":
             advantage = of_sequences(advantages, like, span, first, offsets, tile, extents, PLAN, TILING, own=own)
         if PLAN.phase == "write":
             if PLAN.levels:
@@ -373,32 +440,41 @@ def gradient_kernel(
                 pull = of_sequences(pulls + ahead, like, span, first, offsets, tile, extents, PLAN, TILING)
             if PLAN.averages:
                 inner = of_sequences(inners + ahead, like, span, first, offsets, tile, extents, PLAN, TILING)
-        found, slope = loss_of_step(step, SequenceValues(advantage, level, pull, inner, numbers), PLAN)
+        if SPEC is not None:
+            context = Context(tile, span, first, whole, extents, offsets, advantages, externals, counts, 0, counts,
+                              spec_numbers)  # fmt: skip
+            logps = Step(step.train, step.rollout, step.marked, step.valid, step.mass)
+            found, weight, trained = correct_tokens(found, logps, like, advantage, like, context, SPEC, TILING)
+            step = with_correction(step, weight, trained, PLAN)
+        values = SequenceValues(advantage, level, pull, inner, numbers)
+        found, slope = loss_of_step(found, step, values, PLAN, COLUMNS)
         if PLAN.writes and PLAN.differentiable:
             slope = slope * share
             if whole:
                 store_step(contiguous(gradient, extents), slope, tile, first, PLAN, TILING, True)
             else:
                 store_step(contiguous(gradient, extents), slope, tile, first, PLAN, TILING, False)
-        found = with_words(found, PLAN, TILING)
-        kept = with_batch(kept, found, PLAN)
+        found = with_words(found, COLUMNS, TILING)
+        kept = with_batch(kept, found, COLUMNS)
         if PLAN.packed:
             while ends_by(span, first, TILING):
                 if PLAN.adds_up:
-                    kept = with_slot(kept, found, span.start, span.end, first, PLAN, TILING)
-                    put_slot(kept, tables, slots, span, PLAN)
-                    kept = emptied(kept, PLAN, TILING)
+                    kept = with_slot(kept, found, span.start, span.end, first, COLUMNS, TILING)
+                    put_slot(kept, tables, slots, span, COLUMNS)
+                    kept = emptied(kept, COLUMNS, TILING)
                 span = next_span(span, offsets, tile, extents, PLAN)
                 if PLAN.advantages == "sequence":
                     own = entry_of(advantages, span.owner, extents, PLAN)
         if PLAN.adds_up:
             if span.start <= first:
-                kept = with_slot(kept, found, None, None, first, PLAN, TILING)
+                kept = with_slot(kept, found, None, None, first, COLUMNS, TILING)
             else:
-                kept = with_slot(kept, found, span.start, None, first, PLAN, TILING)
+                kept = with_slot(kept, found, span.start, None, first, COLUMNS, TILING)
     if PLAN.adds_up:
-        put_slot(kept, tables, slots, span, PLAN)
-    put_batch(kept, token_sums, token_maxima, PLAN)
+        put_slot(kept, tables, slots, span, COLUMNS)
+    if SPEC is not None and PLAN.packed:
+        put_outside(counts, outside, tile.begin, first_owner, span.last, extents)
+    put_batch(kept, token_sums, token_maxima, COLUMNS)
     if PLAN.phase == "write":
         mine, programs = tl.program_id(0) // part, tl.num_programs(0)
         if count_in(part_counter + mine) == tl.minimum(part, programs - mine * part) - 1:

@@ -46,13 +46,17 @@ class LossFound:
 
 # --- the operation ---
 
-STRIDED = ("new_logp", "base_logp", "ref_logp", "weights", "trains", "mask")
+STRIDED = ("train_logp", "rollout_logp", "new_logp", "base_logp", "ref_logp", "weights", "trains", "mask")
 CONTIGUOUS = ("advantages", "log_mass", "scales", "chosen")
 # Parameters of `gradient_kernel` that only some of the passes over the tokens look at. Another pass gets None: their
 # dtype and alignment would be part of its compile key.
 OF_LAST_PASS = ("gradient", "token_sums", "token_maxima", "given")
 OF_SECOND_PASS = ("levels", "pulls", "inners", "within", "part_sums", "part_maxima", "value", "divisor", "rest",
                   "before", "statistics", "SHAPE")  # fmt: skip
+
+
+# Those of a correction in the same pass.
+OF_STEP = ("SPEC", "spec_numbers", "peaks")
 
 
 class LossOperation(Operation):
@@ -62,7 +66,7 @@ class LossOperation(Operation):
         self, objective: Objective, device: torch.device, dtypes: tuple[torch.dtype | None, ...], double: bool,
         per_sequence: bool, mass_of_base: bool, differentiable: bool, turns: bool,
     ) -> None:  # fmt: skip
-        _, base, ref, weights, trains, mask, offsets, divisor, _, log_mass, scales, chosen = dtypes
+        _, _, _, base, ref, weights, trains, mask, offsets, divisor, _, log_mass, scales, chosen = dtypes
         plans = plans_of(
             objective, counted=divisor is None, double=double, packed=offsets is not None, based=base is not None,
             weighted=weights is not None, referred=ref is not None, trained=trains is not None, masked=mask is not None,
@@ -83,7 +87,7 @@ class LossOperation(Operation):
 
         for plan in plans:
             unread = OF_LAST_PASS * (not plan.writes) + OF_SECOND_PASS * plan.adds_up
-            sites.append(Site(gradient_kernel, over_tokens, {"PLAN": plan} | dict.fromkeys(unread)))
+            sites.append(Site(gradient_kernel, over_tokens, {"PLAN": plan} | dict.fromkeys((*OF_STEP, *unread))))
         if self.whole:
             sites.append(Site(sequences_kernel, over_sequences, {"PLAN": last}))
         super().__init__(sites, _tables_of(plans, self.kind), STRIDED)
@@ -138,7 +142,7 @@ def prepare(
     if turns is not None:
         given, within = by_turns(given, turns, given.new, PER_TOKEN)
     new, base, offsets = given.new, given.base, given.offsets
-    strided = new, base, given.ref, given.weights, given.trains, given.mask
+    strided = None, None, new, base, given.ref, given.weights, given.trains, given.mask
     others = given.advantages, given.log_mass, given.scales, given.chosen
     operation = operation_for(
         objective, device, dtypes_of((*strided, offsets, given.divisor, *others)), given.double, given.per_sequence,

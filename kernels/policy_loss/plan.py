@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from ...metrics.loss import OF_SEQUENCES, max_names, sum_names
 from ...specs.caches import cached
 from ...specs.terms import Objective
 from ...specs.thresholds import float32_at_least, float32_at_most, log_of
-from ..correct.plan import Tables
+from ..correct.plan import Plan, Tables
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +51,11 @@ class LossPlan(Tables):
     chosen: bool  # the surrogate chose tokens from the whole batch
     turns: bool  # slots and offsets are of turns, whose ratio it is; sequences are counted apart
     gated: bool = False  # the weights are a bool mask: 0 or 1, whatever byte is true
+    # Where the two log-probs of a correction in the same pass come from: "own" tensors, "new" or "base"; None: there is
+    # no such correction.
+    trainer: str | None = None
+    engine: str | None = None
+    spec_mass: bool = False  # that correction takes the kept mass off
     clip_counts: tuple[str, ...] = ()  # clips that can happen
     sums: tuple[str, ...] = ()  # the statistics, in the order in which they are handed out
     of_choice: tuple[str, ...] = ()  # the ones that are summed where tokens are chosen
@@ -94,6 +99,17 @@ class LossPlan(Tables):
         if self.mean == "sum":
             return None
         return "rows" if self.averages or self.over == "rows" else "tokens"
+
+    @property
+    def has_mass(self) -> bool:
+        """Whether the kept mass is read."""
+        return self.mass is not None or self.spec_mass
+
+    @property
+    def total(self) -> str:
+        """The column with the sum of the loss: that of the policy alone, where nothing else is in it."""
+        more = self.kl is not None or self.regularizer is not None or self.has_scales or self.averages
+        return "total" if more else "loss_policy"
 
     @property
     def adds_up(self) -> bool:
@@ -169,7 +185,8 @@ def _columns(plan: LossPlan) -> dict[str, Any]:
         return found
     empty = {"clip_low", "clip_high", "clip_dual", *plan.of_choice} - set(plan.clip_counts)
     measured = [name for name in plan.sums if name not in OF_SEQUENCES and name not in empty]
-    found |= {"token_sums": ("total", *measured), "token_maxima": plan.maxima, "sequence_sums": OF_SEQUENCES}
+    others = () if plan.total == "loss_policy" else ("total",)
+    found |= {"token_sums": (*others, *measured), "token_maxima": plan.maxima, "sequence_sums": OF_SEQUENCES}
     if plan.phase == "write":
         found["token_sums"] += OF_SEQUENCES
     elif plan.averages:
@@ -190,6 +207,55 @@ def _of_slots(plan: LossPlan) -> dict[str, Any]:
         return {"floats": (*ratios, *others, *floats)}
     limbs = [limb for name in others for limb in (name, f"{name}/fraction")]
     return {"integers": (*ratios, *limbs), "floats": tuple(floats)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepPlan(Plan):
+    """A correction and a loss in one pass over the tokens: the columns of both.
+
+    The sums of the loss are kept by slot, because a sequence may still be rejected when its gradient has been written.
+    """
+
+    loss: LossPlan
+
+    __hash__ = Tables.__hash__
+
+    @property
+    def unreported(self) -> int:
+        """The sum of the loss, where that is no statistic."""
+        return int(self.loss.total == "total")
+
+    @property
+    def zeroes_weights(self) -> bool:
+        """Whether the gradient of rejected sequences has to be zeroed."""
+        return self.rejects_sequences and self.loss.differentiable
+
+    @property
+    def zeroes_mask(self) -> bool:
+        """False: no mask is written."""
+        return False
+
+    @property
+    def applies(self) -> bool:
+        """False: no pass follows."""
+        return False
+
+
+def step_plan(correction: Plan, loss: LossPlan) -> StepPlan:
+    """Join the plans of a correction and of a loss whose only pass is the correction's too."""
+    empty = {"clip_low", "clip_high", "clip_dual"} - set(loss.clip_counts)
+    counted = ("loss_tokens_nonfinite", *loss.clip_counts)
+    floats = [name for name in loss.sums if name not in (*OF_SEQUENCES, *counted, *empty)]
+    total = () if loss.total == "loss_policy" else ("total",)
+    columns = {
+        "counts": (*correction.counts, "counted", *counted),
+        "floats": (*correction.floats, *floats, *total),
+        "peaks": (*correction.peaks, *loss.maxima),
+        "sequence_sums": (*correction.sequence_sums, *loss.sums, *total),
+        "sequence_maxima": (*correction.sequence_maxima, *loss.maxima),
+    }
+    given = {field.name: getattr(correction, field.name) for field in fields(Plan)}
+    return StepPlan(**(given | columns), loss=loss)
 
 
 def numbers_of(objective: Objective, double: bool) -> dict[str, float]:

@@ -190,6 +190,25 @@ def assumed_divisor(
 
 
 @triton.jit
+def put_value(
+    value: tl.tensor, divisor: tl.tensor, rest: tl.tensor, total: tl.tensor, counted: tl.tensor, given: tl.tensor,
+    offsets: tl.tensor, extents: Extents, numbers: tl.tuple, PLAN: tl.constexpr,
+) -> None:  # fmt: skip
+    """Divide the sum of the loss, by what is counted, or given: store the value, its divisor, and `rest`."""
+    count = counted
+    if PLAN.over is None:
+        count = tl.load(given).to(tl.float64)
+    elif PLAN.mean == "sum":
+        count = tl.full((), 1.0, tl.float64)
+    elif PLAN.over == "rows":
+        count = extents.sequences.to(tl.float64)
+    count = tl.where(count == 0.0, 1.0, count) * number(numbers, PLAN, "max_length")
+    tl.store(divisor, count)
+    tl.store(rest, count / assumed_divisor(given, offsets, extents, numbers, PLAN))
+    tl.store(value, (total / count).to(value.dtype.element_ty))
+
+
+@triton.jit
 def finish(
     sequence_sums: tl.tensor, part_sums: tl.tensor, part_maxima: tl.tensor, given: tl.tensor, value: tl.tensor,
     divisor: tl.tensor, rest: tl.tensor, before: tl.tensor, statistics: tl.tensor, sums_before: tl.tensor,
@@ -205,19 +224,11 @@ def finish(
     if PLAN.adds_up:
         rows, apart = rows_left(sequence_programs)
         of_sequences = sum_of_rows(sequence_sums, rows, apart, size(PLAN, "sequence_sums"))
-    total = sum_named("total", of_tokens, of_sequences, PLAN)
-    if PLAN.over is None:
-        count = tl.load(given).to(tl.float64)
-    elif PLAN.mean == "sum":
-        count = tl.full((), 1.0, tl.float64)
-    elif PLAN.over == "rows":
-        count = extents.sequences.to(tl.float64)
-    else:
-        count = sum_named(counted_as(PLAN), of_tokens, of_sequences, PLAN)
-    count = tl.where(count == 0.0, 1.0, count) * number(numbers, PLAN, "max_length")
-    tl.store(divisor, count)
-    tl.store(rest, count / assumed_divisor(given, offsets, extents, numbers, PLAN))
-    tl.store(value, (total / count).to(value.dtype.element_ty))
+    # Of its own, because Triton 3.5 and 3.6 pass on the text of an attribute only as a constant.
+    name: tl.constexpr = PLAN.total
+    total = sum_named(name, of_tokens, of_sequences, PLAN)
+    counted = sum_named(counted_as(PLAN), of_tokens, of_sequences, PLAN)
+    put_value(value, divisor, rest, total, counted, given, offsets, extents, numbers, PLAN)
     copy(before, statistics, sums_before)
     statistics += sums_before
     for i in tl.static_range(size(PLAN, "sums")):

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Generic, NamedTuple, TypedDict, overload
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypedDict, overload
 
 import torch
 from torch import Tensor
 
-from ..backends import loss_blocks, loss_operators, operators, whole
+from ..backends import loss_blocks, loss_operators, operators, step, whole
 from ..backends.batch import OpenBatch, Result
 from ..backends.choose import BackendName
 from ..backends.differentiable import Differentiable, refuse_other_derivatives
@@ -19,7 +19,7 @@ from ..backends.loss_blocks import finite_tokens
 from ..backends.loss_task import LossResult, LossTask
 from ..backends.ranks import THIS_RANK
 from ..backends.read import Given, check_mask, read_beside, upload
-from ..backends.run import mask_back, run_correction, statistics_of_entropy
+from ..backends.run import count_padded, mask_back, run_correction, statistics_of_entropy
 from ..definition.entropy import total_of
 from ..definition.loss import both
 from ..metrics import loss as loss_metrics
@@ -235,23 +235,28 @@ def _run(request: LossRequest, corrected: tuple[OpenBatch, Spec] | None) -> Poli
     tensors, wanted = request.tensors, request.objective
     batch, new = tensors.batch, tensors.read.first
     refuse_other_derivatives(new)
-    inner = None if corrected is None else _correct_inside(request, *corrected)
     ready = request.ready
-    weights, trains = (ready.weights, ready.train_mask) if inner is None else (inner.factors, inner.trains)
     task = LossTask(
         new=new,
         batch=batch,
         advantages=tensors.advantages,
         base=request.mode.base,
-        weights=weights,
+        weights=ready.weights,
         ref=tensors.ref,
-        trains=trains,
+        trains=ready.train_mask,
         objective=wanted,
         differentiable=torch.is_grad_enabled() and new.requires_grad,
         group=request.given.batch.ranks.sequence,
         mass=batch.mass if batch.mass is not None and request.mode.name == "bypass" else None,
         scales=request.scales,
+        divisor=request.total,
     )
+    inner = None
+    if corrected is not None:
+        if _is_one_pass(request, task, *corrected):
+            return _run_step(request, task, *corrected)
+        inner = _correct_inside(request, *corrected)
+        task.weights, task.trains = inner.factors, inner.trains
     if request.entropy is not None and wanted.surrogate.traits.reads_entropy:
         task.entropy = request.entropy.detach()
     if wanted.surrogate.sees_batch:
@@ -274,9 +279,10 @@ def _run(request: LossRequest, corrected: tuple[OpenBatch, Spec] | None) -> Poli
         if inner is None:
             statistics = statistics_of_entropy(request.entropy.detach(), batch).join(statistics)
     if inner is None:
-        mask = mask_back(batch, _within(batch, trains)) if ready.joined is None else ready.joined
+        mask = mask_back(batch, _within(batch, task.trains)) if ready.joined is None else ready.joined
         given = value, mask, None, None, statistics
-        if tensors.rollout is not None and weights is None and trains is None and request.mode.name == "decoupled":
+        unused = tensors.rollout is not None and task.weights is None and task.trains is None
+        if unused and request.mode.name == "decoupled":
             return _Uncorrected(*given)
         return PolicyLoss(*given)
     result = inner.result
@@ -301,14 +307,70 @@ def _reduced(request: LossRequest, task: LossTask, count: Tensor | None) -> tupl
         result = loss_blocks.divided_by(result, groups.sum(loss_blocks.counted(result.statistics, wanted)), wanted)
     if not groups.first():
         result.statistics[: len(loss_metrics.OF_SEQUENCES)] = 0.0
-    value = result.value
-    if result.gradient is not None:
-        # Autograd takes its time for every argument.
-        of_sequences: tuple[Tensor | None, ...] = ()
-        if result.inners is not None:
-            of_sequences = result.inners, batch.offsets
-        value = Differentiable.apply(task.new, value, result.gradient, result.rest, result.by_kernels, *of_sequences)
-    return value, result
+    return _with_gradient(task, result), result
+
+
+def _with_gradient(task: LossTask, result: LossResult) -> Tensor:
+    """Give the value of a loss its gradient to new_logp, if it has one."""
+    if result.gradient is None:
+        return result.value
+    # Autograd takes its time for every argument.
+    of_sequences: tuple[Tensor | None, ...] = () if result.inners is None else (result.inners, task.batch.offsets)
+    given = result.value, result.gradient, result.rest, result.by_kernels, *of_sequences
+    value: Tensor = Differentiable.apply(task.new, *given)
+    return value
+
+
+# --- the correction in the pass of the loss ---
+
+
+class _WholeStep(PolicyLoss[L_co, W_co]):
+    """The result of a correction and a loss in one pass, whose weights and mask are made when somebody asks."""
+
+    _settle: Callable[[], tuple[Any, Any]]
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> object:
+            """Make the weights and the mask."""
+            if name not in ("weights", "mask") or "_settle" not in vars(self):
+                return super().__getattr__(name)
+            self.__dict__["weights"], self.__dict__["mask"] = self._settle()
+            del self.__dict__["_settle"]
+            return vars(self)[name]
+
+
+def _is_one_pass(request: LossRequest, task: LossTask, batch: OpenBatch, run: Spec) -> bool:
+    """Return whether the kernels run the correction in the pass of the loss."""
+    if request.runner != "kernels" or torch.compiler.is_compiling():
+        return False
+    spec, ranks = request.spec, request.given.batch.ranks
+    assert spec is not None
+    alone = ranks.batch is None and ranks.sequence is None and request.entropy is None
+    of_kernels = operators.beyond_kernels(run) is None
+    reason = step.two_calls(run, request.objective, request.mode.weights, spec.rejected)
+    return alone and of_kernels and reason is None and step.fits(task, batch)
+
+
+def _run_step(request: LossRequest, task: LossTask, batch: OpenBatch, run: Spec) -> PolicyLoss:
+    """Run the correction in the pass of the loss."""
+    spec = request.spec
+    assert spec is not None
+    found = step.run_step(task, batch, run, request.mode.weights, spec.rejected)
+    statistics = Statistics(spec, found.loss.statistics, request.objective)
+    if batch.mask is None and batch.offsets is None:
+        statistics = count_padded(statistics, batch, spec)
+
+    def settled() -> tuple[Any, Any]:
+        weights, mask = step.settled(batch, run, found)
+        trains = None if request.mode.weights == "report" and spec.rejected == "zero" else mask
+        return None if weights is None else batch.restore(weights), mask_back(batch, trains)
+
+    made = object.__new__(_WholeStep)
+    made.__dict__.update(
+        value=_with_gradient(task, found.loss), keep=found.keep, statistics=statistics, keep_turns=None, _settle=settled
+    )
+    return made
 
 
 def _penalty_apart(task: LossTask, kl: KL, mean: Mean) -> LossTask:

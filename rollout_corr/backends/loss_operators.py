@@ -138,9 +138,7 @@ def launcher() -> Any:
 def _results_of_kernels(operands: LossOperands, objective: Objective) -> first_call.Outputs:
     found = kernels().run(operands._replace(differentiable=True), objective)
     one = torch.ones((), dtype=found.gradient.dtype, device=found.gradient.device)
-    slope = kernels().scale(
-        ScaleOperands(found.gradient, found.inners, one, found.rest, operands.offsets, one.dtype)
-    )
+    slope = kernels().scale(ScaleOperands(found.gradient, found.inners, one, found.rest, operands.offsets, one.dtype))
     return _results(operands, objective, found.value, slope, found.statistics)
 
 

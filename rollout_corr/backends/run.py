@@ -120,7 +120,7 @@ def _finished(result: Result, batch: OpenBatch, spec: Spec, groups: Ranks) -> Re
     """Do what comes after the runners: normalization, ages of tokens, and the caller's tensors."""
     _normalize(result, batch, spec, groups)
     if batch.mask is None and batch.offsets is None and groups.sequence is None:
-        result.statistics = _count_padded(result.statistics, batch, spec)
+        result.statistics = count_padded(result.statistics, batch, spec)
     if batch.entropy is not None:
         result.statistics = statistics_of_entropy(batch.entropy, batch, result.statistics)
     if batch.has_ages:
@@ -142,7 +142,7 @@ def _statistics_of_ages(result: Result, batch: OpenBatch) -> tuple[Tensor, ...]:
     return extra.ages_of(batch.ages(), whole.sequences_of(batch)[1])
 
 
-def _count_padded(statistics: Statistics, batch: OpenBatch, spec: Spec) -> Statistics:
+def count_padded(statistics: Statistics, batch: OpenBatch, spec: Spec) -> Statistics:
     """Count rows that begin or end with zeros on both sides, as padding does, where no mask tells it from tokens."""
     width = batch.train.shape[1]
     few = min(PADDED, width // 4)

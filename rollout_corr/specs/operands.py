@@ -67,6 +67,39 @@ class LossOperands(NamedTuple):
     differentiable: bool = True  # the gradient is handed back
 
 
+class StepUse(NamedTuple):
+    """How a correction in the pass of the loss enters it, and where its log-probs come from."""
+
+    weighted: bool  # factors of the loss: the weights, or with `gated` 0 where a token is rejected
+    gated: bool
+    trained: bool  # rejected tokens do not train
+    trainer: str  # the log-probs of the trainer are "own" tensors, or those of "new" or "base"
+    engine: str  # and the engine's "own", or those of "base"
+    loss_takes_mass: bool  # the loss takes the kept mass off its ratio too
+
+
+class StepOperands(NamedTuple):
+    """A policy loss with its correction in one pass over the tokens; fields of the other records mean the same."""
+
+    new: Tensor
+    base: Tensor | None
+    train: Tensor | None  # where `use.trainer` is "own"
+    rollout: Tensor | None  # where `use.engine` is "own"
+    ref: Tensor | None
+    advantages: Tensor
+    per_sequence: bool
+    externals: list[Tensor]
+    mask: Tensor | None
+    offsets: Tensor | None
+    divisor: Tensor | None
+    scales: Tensor | None
+    log_mass: Tensor | None
+    mass_of_base: bool
+    differentiable: bool
+    use: StepUse
+    turns: None = None  # a step with turns is two calls
+
+
 class ScaleOperands(NamedTuple):
     """The operands of `torch.ops.rollout_corr.scale_gradient`, which is backward."""
 

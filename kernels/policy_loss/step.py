@@ -1,0 +1,138 @@
+"""Launch a whole step on Triton: a correction and the policy loss in one pass over the tokens, and a launch behind it.
+
+`gradient` reads every log-prob, the mask and the advantages once, weighs and tests each token, and writes the gradient;
+`close` decides about sequences and finishes. Backward is that of the loss.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ...specs.caches import cached
+from ...specs.correction import Spec
+from ...specs.operands import StepOperands, StepUse
+from ...specs.terms import Objective
+from ..correct.launch import tables_of
+from ..correct.planner import numbers_of as numbers_of_spec
+from ..correct.planner import plan_of
+from ..grid import SEQUENCE_THREADS, Grid, current, grid_for, over_tokens
+from ..launches import Launch, Operation, Site, dtypes_of
+from ..partials import groups
+from ..uploads import upload_of
+from .close import close_kernel
+from .gradient import gradient_kernel
+from .launch import CONTIGUOUS, OF_SECOND_PASS, STRIDED
+from .plan import numbers_of, plans_of, step_plan
+
+
+@dataclass
+class StepFound:
+    """The results of a step; the statistics are the correction's and the loss's, sums and then maxima."""
+
+    value: Tensor
+    gradient: Tensor | None  # of the value times `rest`, and times its length where a sequence is averaged
+    inners: Tensor | None  # [S], the factor that each sequence's gradient still lacks
+    divisor: Tensor
+    rest: Tensor  # what the gradient is still to be divided by
+    statistics: Tensor  # float64
+    keep: Tensor  # [S] bool
+    states: Tensor  # [S] int32, the bits of `correct.units`
+
+
+class StepOperation(Operation):
+    """The two kernels of a step, for a Spec, an objective, a device and the dtypes of a batch."""
+
+    def __init__(
+        self, spec: Spec, objective: Objective, device: torch.device, dtypes: tuple[torch.dtype | None, ...],
+        externals: tuple[torch.dtype | None, ...], per_sequence: bool, mass_of_base: bool, differentiable: bool,
+        use: StepUse,
+    ) -> None:  # fmt: skip
+        _, _, _, base, ref, _, _, mask, offsets, divisor, _, log_mass, scales, _ = dtypes
+        advantages, packed = "sequence" if per_sequence else "token", offsets is not None
+        of_mass = None if log_mass is None else ("rollout" if mass_of_base else "train")
+        (loss,) = plans_of(
+            objective, counted=divisor is None, double=False, packed=packed, based=base is not None,
+            weighted=use.weighted, referred=ref is not None, trained=use.trained, masked=mask is not None,
+            advantages=advantages, differentiable=differentiable, mass=of_mass if use.loss_takes_mass else None,
+            has_scales=scales is not None, chosen=False, turns=False, gated=use.gated, trainer=use.trainer,
+            engine=use.engine, spec_mass=log_mass is not None,
+        )  # fmt: skip
+        correction = plan_of(
+            spec, double=False, packed=packed, masked=mask is not None, advantages=advantages,
+            writes_weights=use.weighted and not use.gated, writes_mask=False, edits_mask=spec.edits_mask, mass=of_mass,
+        )  # fmt: skip
+        self.plan = plan = step_plan(correction, loss)
+        self.kind, self.averages_late = torch.float32, loss.averages_late
+        sums = len(plan.token_sums) + len(plan.sequence_sums) - plan.unreported
+        self.statistics = sums + len(plan.token_maxima) + len(plan.sequence_maxima)
+        self.numbers = upload_of(tuple(numbers_of(objective, False).values()), device)
+        self.spec_numbers = upload_of(tuple(numbers_of_spec(spec, False).values()), device)
+        adding = groups(plan)
+
+        def closing(grid: Grid) -> tuple[int, int]:
+            programs = grid.sequence_programs * (grid.shares if plan.zeroes else 1)
+            return programs + grid.parts * adding, SEQUENCE_THREADS
+
+        plans = {"PLAN": loss, "SPEC": plan}
+        # `close` reads the advantages of sequences alone: their dtype would be part of its compile key.
+        unread = {} if plan.advantages == "sequence" else {"advantages": None}
+        sites = [
+            Site(gradient_kernel, over_tokens, plans | dict.fromkeys((*OF_SECOND_PASS, "part_counter"))),
+            Site(close_kernel, closing, plans | unread),
+        ]
+        super().__init__(sites, tables_of(plan, self.kind), STRIDED)
+
+
+operation_for = cached(maxsize=256)(StepOperation)
+
+
+def run(given: StepOperands, spec: Spec, objective: Objective) -> StepFound:
+    """Run the kernels on tensors that `policy_loss` has checked."""
+    with current(given.new):
+        found, launches = prepare(given, spec, objective)
+        for launch in launches:
+            launch.run()
+    return found
+
+
+def prepare(given: StepOperands, spec: Spec, objective: Objective) -> tuple[StepFound, tuple[Launch, ...]]:
+    """Allocate everything and list what has to be launched, from metadata alone; see `run`."""
+    new, offsets, use = given.new, given.offsets, given.use
+    device, shape = new.device, new.shape
+    strided = given.train, given.rollout, new, given.base, given.ref, None, None, given.mask
+    others = given.advantages, given.log_mass, given.scales, None
+    externals = tuple([x.contiguous() for x in given.externals])
+    operation = operation_for(
+        spec, objective, device, dtypes_of((*strided, offsets, given.divisor, *others)), dtypes_of(externals),
+        given.per_sequence, given.mass_of_base, given.differentiable, use,
+    )  # fmt: skip
+    sequences, width = new.shape if offsets is None else (offsets.shape[0] - 1, None)
+    logps = [x for x in strided[:5] if x is not None]
+    grid = grid_for(sequences, width, [x for x in strided if x is not None], min(x.element_size() for x in logps))
+    kind = operation.kind
+
+    def empty(*size: int, dtype: torch.dtype) -> Tensor:
+        return torch.empty(size, dtype=dtype, device=device)
+
+    found = StepFound(
+        value=empty(dtype=kind),
+        gradient=empty(*shape, dtype=kind) if given.differentiable else None,
+        inners=empty(sequences, dtype=kind) if operation.averages_late else None,
+        divisor=empty(dtype=torch.float64),
+        rest=empty(dtype=torch.float64),
+        statistics=empty(operation.statistics, dtype=torch.float64),
+        keep=empty(sequences, dtype=torch.bool),
+        states=empty(sequences, dtype=torch.int32),
+    )
+    tensors = dict(zip(STRIDED, strided, strict=True)) | {
+        "offsets": offsets, "given": given.divisor, "numbers": operation.numbers.read(),
+        "spec_numbers": operation.spec_numbers.read(), "gradient": found.gradient, "inners": found.inners,
+        "value": found.value, "divisor": found.divisor, "rest": found.rest, "statistics": found.statistics,
+        "keep_out": found.keep, "states": found.states,
+    }  # fmt: skip
+    for name, x in zip(CONTIGUOUS, others, strict=True):
+        tensors[name] = None if x is None else x.contiguous()
+    return found, operation.launches(tensors, grid, externals, sums_before=0, maxima_before=0)

@@ -1,0 +1,123 @@
+"""A whole step, correction and policy loss, in one pass over the tokens: when the kernels can, and what it gives."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..specs.caches import cached
+from ..specs.correction import Spec
+from ..specs.operands import StepOperands, StepUse
+from ..specs.surrogate import WeightUse
+from ..specs.terms import Objective
+from . import operators
+from .batch import OpenBatch
+from .loss_operators import repeats
+from .loss_task import LossResult, LossTask
+from .registration import beside_tokens, seen_by_others
+
+if TYPE_CHECKING:
+    from ..kernels.policy_loss.step import StepFound
+
+
+@cached(maxsize=256)
+def two_calls(spec: Spec, objective: Objective, use: WeightUse, rejected: str) -> str | None:
+    """Say what keeps a correction out of the pass of the loss; None for nothing.
+
+    `spec` is the one that runs, and `rejected` what the caller's Spec edits.
+    """
+    weight, surrogate, kl = spec.weight, objective.surrogate, objective.kl
+    if spec.detail != "basic" or spec.report != ("native",):
+        return "detail='full' and the metrics of frameworks"
+    if spec.measures_turns or any(criterion.thins for criterion in spec.criteria):
+        return "turns and drop='token'"
+    if weight is not None and (weight.over != "token" or weight.normalize is not None or weight.decay is not None):
+        return "weights of sequences, normalized ones and ones that decay"
+    if surrogate.reads_sequences or surrogate.sees_batch or surrogate.mean_unit == "turn":
+        return "a surrogate that looks at sequences, turns or the batch"
+    if kl is not None and kl.mean is not None:
+        return "a KL with a mean of its own"
+    zeroes = rejected == "zero"
+    more = kl is not None or objective.regularizer is not None
+    of_all = (kl is not None and kl.scope == "all") or (
+        objective.regularizer is not None and objective.regularizer.scope == "all"
+    )
+    # Rejected sequences have their whole gradient zeroed.
+    if spec.apply and spec.rejects and (of_all or (zeroes and more)):
+        return "terms of the loss that rejected tokens keep"
+    return None
+
+
+def fits(task: LossTask, correction: OpenBatch) -> bool:
+    """Return whether a call is one that the kernels run in one pass, apart from its Spec and its objective."""
+    extras = correction.turns, correction.entropy, correction.bounds, task.entropy, task.decided
+    if correction.labels or correction.has_ages or any(x is not None for x in extras):
+        return False
+    tensors = task.new, task.base, task.ref, task.advantages, correction.train, correction.rollout, correction.mask
+    more = correction.offsets, task.scales, task.divisor, *correction.external.values()
+    double = torch.float64 in (task.batch.dtype, correction.dtype)
+    return not double and not seen_by_others((*tensors, *more))
+
+
+def operands_of(task: LossTask, correction: OpenBatch, spec: Spec, use: WeightUse, rejected: str) -> StepOperands:
+    """Return a step as the kernels take it."""
+    advantages, per_sequence = task.advantages, task.batch.per_sequence
+    if repeats(advantages):
+        advantages, per_sequence = advantages[:, 0], True
+    new, base, train, rollout = task.batch.train, task.base, correction.train, correction.rollout
+    trainer = "new" if train is new else "base" if train is base else "own"
+    engine = "base" if rollout is base else "own"
+    # Where weights do not multiply, a rejected token has the factor 0, or does not train.
+    gated = use == "report" and rejected != "mask" and spec.edits_mask
+    weighted = spec.returns_weights if use != "report" else gated
+    trained = spec.edits_mask and (use != "report" or rejected != "zero")
+    mass = correction.mass
+    return StepOperands(
+        new=new, base=base, train=train if trainer == "own" else None, rollout=rollout if engine == "own" else None,
+        ref=task.ref, advantages=advantages, per_sequence=per_sequence,
+        externals=list(correction.external_of(spec).values()) if spec.criteria else [], mask=correction.mask,
+        offsets=correction.offsets, divisor=task.divisor, scales=task.scales,
+        log_mass=None if mass is None else mass.log_mass, mass_of_base=mass is not None and mass.of == "train",
+        differentiable=task.differentiable,
+        use=StepUse(weighted, gated, trained, trainer, engine, task.mass is not None),
+    )  # fmt: skip
+
+
+class Step(NamedTuple):
+    """The result of a step: the loss, whose statistics hold the correction's, and what is known of sequences."""
+
+    loss: LossResult
+    keep: Tensor  # [S] bool
+    states: Tensor  # [S] int32, bits that `settled` takes
+
+
+def run_step(task: LossTask, correction: OpenBatch, spec: Spec, use: WeightUse, rejected: str) -> Step:
+    """Run both in one pass over the tokens."""
+    operands = beside_tokens(operands_of(task, correction, spec, use, rejected))
+    found: StepFound = launcher().run(operands, spec, task.objective)
+    loss = LossResult(
+        found.value, found.gradient, found.inners, found.divisor, found.rest, found.statistics, True, joined=True
+    )
+    return Step(loss, found.keep, found.states)
+
+
+def settled(correction: OpenBatch, spec: Spec, found: Step) -> tuple[Tensor | None, Tensor | None]:
+    """Make the weights and the mask of a step that has run, as `correct` gives them."""
+    result = operators.run_fused(correction, spec)
+    return result.weights, result.mask
+
+
+@cached(maxsize=1)
+def kernels() -> Any:
+    """Import the launcher of the kernels, and with it Triton."""
+    from ..kernels.policy_loss import step
+
+    return step
+
+
+@cached(maxsize=1)
+def launcher() -> Any:
+    """The launcher of steps, behind the comparison of the first of them."""
+    return kernels()
