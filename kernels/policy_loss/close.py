@@ -19,10 +19,20 @@ from ..tokens import at, has, of_key, size, thresholds
 from .sequences import counted_as, inner_of, put_value
 
 
-@triton.constexpr_function
-def is_of_rejected(name: str) -> bool:
-    """Return whether a statistic of the loss counts the tokens of rejected sequences too."""
-    return name.startswith("loss_valid_") or name == "loss_tokens_nonfinite"
+@triton.jit
+def add_up(
+    totals: UnitTotals, known: tl.tensor, keep: tl.tensor, alive: tl.tensor, out: Partials, name: tl.constexpr,
+    SPEC: tl.constexpr,
+) -> None:  # fmt: skip
+    """Add up a statistic of the loss. alive: the sequences whose tokens count."""
+    if has(SPEC, "counts", name):
+        among = known if name == "loss_tokens_nonfinite" else alive
+        add(out.sums, SPEC, name, tl.where(among, integer(totals, SPEC, name), 0))
+    elif has(SPEC, "floats", name):
+        among = known & keep if name == "loss_policy" else alive
+        add(out.sums, SPEC, name, tl.where(among, plain(totals, SPEC, name), 0.0))
+    else:
+        add(out.sums, SPEC, name, tl.where(alive, 0, 0))
 
 
 @triton.jit
@@ -40,15 +50,7 @@ def add_up_loss(
     add(out.sums, SPEC, "loss_tokens", n)
     add(out.sums, SPEC, "loss_sequences", n > 0)
     for i in tl.static_range(4, size(PLAN, "sums")):
-        name: tl.constexpr = name_of(PLAN, "sums", i)
-        if has(SPEC, "counts", name):
-            among = known if is_of_rejected(name) else alive
-            add(out.sums, SPEC, name, tl.where(among, integer(totals, SPEC, name), 0))
-        elif has(SPEC, "floats", name):
-            among = known & keep if name == "loss_policy" else alive
-            add(out.sums, SPEC, name, tl.where(among, plain(totals, SPEC, name), 0.0))
-        else:
-            add(out.sums, SPEC, name, valid * 0)
+        add_up(totals, known, keep, alive, out, name_of(PLAN, "sums", i), SPEC)
     if has(SPEC, "floats", "total"):
         total = tl.where(known & keep, plain(totals, SPEC, "total"), 0.0)
         if PLAN.averages:

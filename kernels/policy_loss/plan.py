@@ -101,6 +101,11 @@ class LossPlan(Tables):
         return "rows" if self.averages or self.over == "rows" else "tokens"
 
     @property
+    def registers(self) -> int | None:
+        """The most registers of a thread on NVIDIA: with a correction for 12 warps of a multiprocessor."""
+        return None if self.trainer is None else 168
+
+    @property
     def has_mass(self) -> bool:
         """Whether the kept mass is read."""
         return self.mass is not None or self.spec_mass

@@ -76,7 +76,7 @@ class StepOperation(Operation):
             programs = grid.sequence_programs * (grid.shares if plan.zeroes else 1)
             return programs + grid.parts * adding, SEQUENCE_THREADS
 
-        plans = {"PLAN": loss, "SPEC": plan}
+        plans: dict[str, object] = {"PLAN": loss, "SPEC": plan}
         # `close` reads the advantages of sequences alone: their dtype would be part of its compile key.
         unread = {} if plan.advantages == "sequence" else {"advantages": None}
         sites = [
@@ -89,10 +89,10 @@ class StepOperation(Operation):
 operation_for = cached(maxsize=256)(StepOperation)
 
 
-def run(given: StepOperands, spec: Spec, objective: Objective) -> StepFound:
+def run(given: StepOperands, wanted: tuple[Spec, Objective]) -> StepFound:
     """Run the kernels on tensors that `policy_loss` has checked."""
     with current(given.new):
-        found, launches = prepare(given, spec, objective)
+        found, launches = prepare(given, *wanted)
         for launch in launches:
             launch.run()
     return found

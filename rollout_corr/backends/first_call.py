@@ -13,9 +13,9 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from ..specs.operands import CorrectOperands, LossOperands
+from ..specs.operands import CorrectOperands, LossOperands, StepOperands
 
-Operands = TypeVar("Operands", CorrectOperands, LossOperands)
+Operands = TypeVar("Operands", CorrectOperands, LossOperands, StepOperands)
 
 # Tokens that are compared, of whole sequences: more where the first sequence is longer.
 TOKENS = 4096
@@ -195,16 +195,16 @@ def _on_cpu(operands: Operands) -> Operands:
     moved: dict[str, Any] = {
         name: x.detach().cpu() if isinstance(x, Tensor) else x for name, x in operands._asdict().items()
     }
-    if isinstance(operands, CorrectOperands):
+    if not isinstance(operands, LossOperands):
         moved["externals"] = [x.cpu() for x in operands.externals]
-        if operands.versions is not None:
-            moved["versions"] = operands.versions._replace(ids=operands.versions.ids.cpu())
+    if isinstance(operands, CorrectOperands) and operands.versions is not None:
+        moved["versions"] = operands.versions._replace(ids=operands.versions.ids.cpu())
     return type(operands)(**moved)
 
 
-def _says_something(operands: CorrectOperands | LossOperands, expected: Outputs) -> bool:
+def _says_something(operands: CorrectOperands | LossOperands | StepOperands, expected: Outputs) -> bool:
     """Return whether a part on the CPU has a token with a gradient, or a valid one whose log-probs differ."""
-    if isinstance(operands, LossOperands):
+    if not isinstance(operands, CorrectOperands):
         return bool((expected["gradient"].values != 0).any())
     differs = operands.train != operands.rollout
     differs = differs if operands.mask is None else differs & (operands.mask != 0)
@@ -214,8 +214,8 @@ def _says_something(operands: CorrectOperands | LossOperands, expected: Outputs)
 def _moved(operands: Operands) -> list[Operands]:
     """Copy a call with each of its policies moved up and down by `MOVED`."""
     found = []
-    for name in ("train", "rollout") if isinstance(operands, CorrectOperands) else ("new", "base", "ref"):
-        x = getattr(operands, name)
+    for name in ("train", "rollout", "new", "base", "ref"):
+        x = getattr(operands, name, None)
         if x is not None:
             x = x if x.dtype == torch.float64 else x.float()
             found += [operands._replace(**{name: x + by}) for by in (MOVED, -MOVED)]

@@ -15,7 +15,7 @@ from torch import Tensor
 from ..definition.tokens import KeptMass
 from ..metrics import loss as loss_metrics
 from ..specs.caches import cached
-from ..specs.operands import LossOperands, ScaleOperands
+from ..specs.operands import LossOperands, ScaleOperands, StepOperands
 from ..specs.surrogate import Decided
 from ..specs.terms import Objective
 from . import first_call, loss_blocks
@@ -127,9 +127,7 @@ def kernels() -> Any:
 @cached(maxsize=1)
 def launcher() -> Any:
     """The launcher of calls that no operator stands for, behind the comparison of the first of them."""
-    return first_call.launcher_of(
-        "policy_loss", kernels(), _results_of_kernels, _results_of_torch, launcher.cache_clear
-    )
+    return first_call.launcher_of("policy_loss", kernels(), _results_of_kernels, results_of_torch, launcher.cache_clear)
 
 
 # --- the first call ---
@@ -137,12 +135,18 @@ def launcher() -> Any:
 
 def _results_of_kernels(operands: LossOperands, objective: Objective) -> first_call.Outputs:
     found = kernels().run(operands._replace(differentiable=True), objective)
+    return results_of(operands, objective, found.value, slope_of(found, operands.offsets), found.statistics)
+
+
+def slope_of(found: Any, offsets: Tensor | None) -> Tensor:
+    """Return the gradient of what the kernels have found, as backward gives it for an upstream gradient of 1."""
     one = torch.ones((), dtype=found.gradient.dtype, device=found.gradient.device)
-    slope = kernels().scale(ScaleOperands(found.gradient, found.inners, one, found.rest, operands.offsets, one.dtype))
-    return _results(operands, objective, found.value, slope, found.statistics)
+    slope: Tensor = kernels().scale(ScaleOperands(found.gradient, found.inners, one, found.rest, offsets, one.dtype))
+    return slope
 
 
-def _results_of_torch(operands: LossOperands, objective: Objective) -> first_call.Outputs:
+def results_of_torch(operands: LossOperands, objective: Objective) -> first_call.Outputs:
+    """Compute the loss of operands on the CPU on plain torch, as results to compare."""
     dtype = torch.float64 if operands.double else torch.float32
     floats = ("new", "base", "ref", "weights", "advantages", "scales")
     cast = {name: None if (x := getattr(operands, name)) is None else x.to(dtype) for name in floats}
@@ -174,15 +178,15 @@ def _results_of_torch(operands: LossOperands, objective: Objective) -> first_cal
     found = loss_blocks.run_blocks(task)
     assert found.gradient is not None
     slope = found.gradient / found.divisor.to(found.gradient.dtype)
-    return _results(operands, objective, found.value, slope, found.statistics)
+    return results_of(operands, objective, found.value, slope, found.statistics)
 
 
-def _results(
-    operands: LossOperands, objective: Objective, value: Tensor, slope: Tensor, vector: Tensor
+def results_of(
+    operands: LossOperands | StepOperands, objective: Objective, value: Tensor, slope: Tensor, vector: Tensor
 ) -> first_call.Outputs:
     """The results of a loss as they are compared: counts exactly."""
     size = 1.0
-    for x in (operands.advantages, operands.weights, operands.scales):
+    for x in (operands.advantages, getattr(operands, "weights", None), operands.scales):
         if x is not None:
             size *= max(1.0, float(torch.where(x.isfinite(), x, 0).abs().max()))
     names = (*loss_metrics.sum_names(objective), *loss_metrics.max_names())

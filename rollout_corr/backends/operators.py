@@ -217,14 +217,14 @@ def writes_mask(spec: Spec, mask: Tensor | None, offsets: Tensor | None) -> bool
 
 def _results_of_kernels(operands: CorrectOperands, spec: Spec) -> first_call.Outputs:
     found = kernels().run(beside_tokens(operands), spec)
-    return _results(found.weights, found.mask, found.keep, found.statistics, found.keep_turns, spec)
+    return results_of(found.weights, found.mask, found.keep, found.statistics, found.keep_turns, spec)
 
 
 def _results_of_torch(operands: CorrectOperands, spec: Spec) -> first_call.Outputs:
-    return _results(*_reference(operands, spec), spec)
+    return results_of(*reference(operands, spec), spec)
 
 
-def _results(
+def results_of(
     weights: Tensor | None, mask: Tensor | None, keep: Tensor, vector: Tensor, keep_turns: Tensor | None, spec: Spec
 ) -> first_call.Outputs:
     """The results of a correction as they are compared: decisions and counts exactly."""
@@ -259,7 +259,8 @@ def _kernels(operands: CorrectOperands, spec: Spec) -> CorrectOutputs:
     return filled(CorrectOutputs, operands.train, *outputs)
 
 
-def _reference(operands: CorrectOperands, spec: Spec) -> CorrectOutputs:
+def reference(operands: CorrectOperands, spec: Spec) -> CorrectOutputs:
+    """Run a correction on plain torch, in blocks: the operator on the CPU."""
     train, rollout, mask, offsets, advantages, per_sequence, external, new, log, of_rollout, turns, versions = operands
     if offsets is not None:
         offsets = read_offsets(offsets, train, False)
@@ -301,4 +302,4 @@ def _shapes(operands: CorrectOperands, spec: Spec) -> CorrectOutputs:
     )
 
 
-define("correct", CorrectOperands, CorrectOutputs, cuda=_kernels, cpu=_reference, fake=_shapes, encoded="spec")
+define("correct", CorrectOperands, CorrectOutputs, cuda=_kernels, cpu=reference, fake=_shapes, encoded="spec")

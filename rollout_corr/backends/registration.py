@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
 import torch
 from torch import Tensor
 
-from ..specs.operands import CorrectOperands, LossOperands
+from ..specs.operands import CorrectOperands, LossOperands, StepOperands
 
 if TYPE_CHECKING:
     from ..specs.checked import Checked
 
-Operands = TypeVar("Operands", CorrectOperands, LossOperands)
+Operands = TypeVar("Operands", CorrectOperands, LossOperands, StepOperands)
 Results = TypeVar("Results")
 
 # The name of the package: a copy under another name, as on the Hub, has operators of its own.

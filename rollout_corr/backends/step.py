@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ..metrics import loss as loss_metrics
 from ..specs.caches import cached
 from ..specs.correction import Spec
-from ..specs.operands import StepOperands, StepUse
+from ..specs.operands import CorrectOperands, LossOperands, StepOperands, StepUse
 from ..specs.surrogate import WeightUse
 from ..specs.terms import Objective
-from . import operators
+from . import first_call, loss_operators, operators
 from .batch import OpenBatch
 from .loss_operators import repeats
 from .loss_task import LossResult, LossTask
@@ -69,10 +70,6 @@ def operands_of(task: LossTask, correction: OpenBatch, spec: Spec, use: WeightUs
     new, base, train, rollout = task.batch.train, task.base, correction.train, correction.rollout
     trainer = "new" if train is new else "base" if train is base else "own"
     engine = "base" if rollout is base else "own"
-    # Where weights do not multiply, a rejected token has the factor 0, or does not train.
-    gated = use == "report" and rejected != "mask" and spec.edits_mask
-    weighted = spec.returns_weights if use != "report" else gated
-    trained = spec.edits_mask and (use != "report" or rejected != "zero")
     mass = correction.mass
     return StepOperands(
         new=new, base=base, train=train if trainer == "own" else None, rollout=rollout if engine == "own" else None,
@@ -81,8 +78,17 @@ def operands_of(task: LossTask, correction: OpenBatch, spec: Spec, use: WeightUs
         offsets=correction.offsets, divisor=task.divisor, scales=task.scales,
         log_mass=None if mass is None else mass.log_mass, mass_of_base=mass is not None and mass.of == "train",
         differentiable=task.differentiable,
-        use=StepUse(weighted, gated, trained, trainer, engine, task.mass is not None),
+        use=use_of(spec, use, rejected, trainer, engine, task.mass is not None),
     )  # fmt: skip
+
+
+def use_of(spec: Spec, use: WeightUse, rejected: str, trainer: str, engine: str, loss_takes_mass: bool) -> StepUse:
+    """Say how a correction enters the loss. `rejected` is what the caller's Spec edits."""
+    if use == "report":
+        # Weights do not multiply: a rejected token has the factor 0, or does not train.
+        gated, trained = spec.edits_mask and rejected != "mask", spec.edits_mask and rejected != "zero"
+        return StepUse(gated, gated, trained, trainer, engine, loss_takes_mass)
+    return StepUse(spec.returns_weights, False, spec.edits_mask, trainer, engine, loss_takes_mass)
 
 
 class Step(NamedTuple):
@@ -96,7 +102,7 @@ class Step(NamedTuple):
 def run_step(task: LossTask, correction: OpenBatch, spec: Spec, use: WeightUse, rejected: str) -> Step:
     """Run both in one pass over the tokens."""
     operands = beside_tokens(operands_of(task, correction, spec, use, rejected))
-    found: StepFound = launcher().run(operands, spec, task.objective)
+    found: StepFound = launcher().run(operands, (spec, task.objective))
     loss = LossResult(
         found.value, found.gradient, found.inners, found.divisor, found.rest, found.statistics, True, joined=True
     )
@@ -120,4 +126,52 @@ def kernels() -> Any:
 @cached(maxsize=1)
 def launcher() -> Any:
     """The launcher of steps, behind the comparison of the first of them."""
-    return kernels()
+    return first_call.launcher_of(
+        "policy_loss with a Spec", kernels(), _results_of_kernels, _results_of_torch, launcher.cache_clear
+    )
+
+
+# --- the first call ---
+
+
+def _results_of_kernels(operands: StepOperands, wanted: tuple[Spec, Objective]) -> first_call.Outputs:
+    found: StepFound = kernels().run(operands._replace(differentiable=True), wanted)
+    spec, objective = wanted
+    sums, maxima = operators.counts(spec)
+    of_loss = len(loss_metrics.sum_names(objective)), len(loss_metrics.max_names())
+    parts = found.statistics.split([sums, of_loss[0], maxima, of_loss[1]])
+    slope = loss_operators.slope_of(found, operands.offsets)
+    loss = loss_operators.results_of(operands, objective, found.value, slope, torch.cat(parts[1::2]))
+    return {**loss, **_of_correction(found.keep, torch.cat(parts[::2]), spec)}
+
+
+def _results_of_torch(operands: StepOperands, wanted: tuple[Spec, Objective]) -> first_call.Outputs:
+    """Correct on plain torch, then compute the loss with what comes of it."""
+    spec, objective = wanted
+    given, use = operands, operands.use
+    train = {"own": given.train, "new": given.new, "base": given.base}[use.trainer]
+    rollout = {"own": given.rollout, "base": given.base}[use.engine]
+    assert train is not None and rollout is not None
+    asks = any(criterion.when != "any" for criterion in spec.criteria)
+    compares = any(criterion.of != "train/rollout" for criterion in spec.criteria)
+    correction = CorrectOperands(
+        train, rollout, given.mask, given.offsets, given.advantages if asks else None, given.per_sequence,
+        given.externals, given.new if compares else None, given.log_mass, given.mass_of_base,
+    )  # fmt: skip
+    made = operators.reference(correction, spec)
+    trains = made.mask if spec.edits_mask else None
+    weights = made.weights if trains is None or not use.gated else trains != 0
+    loss = LossOperands(
+        new=given.new, base=given.base, ref=given.ref, advantages=given.advantages, per_sequence=given.per_sequence,
+        weights=weights if use.weighted else None, trains=trains if use.trained else None, mask=given.mask,
+        offsets=given.offsets, divisor=given.divisor, scales=given.scales,
+        log_mass=given.log_mass if use.loss_takes_mass else None, mass_of_base=given.mass_of_base,
+    )  # fmt: skip
+    found = loss_operators.results_of_torch(loss, objective)
+    return {**found, **_of_correction(made.keep, made.statistics, spec)}
+
+
+def _of_correction(keep: Tensor, statistics: Tensor, spec: Spec) -> first_call.Outputs:
+    """The results of the correction, under names of their own."""
+    found = operators.results_of(None, None, keep, statistics, None, spec)
+    return {f"correction {name}": one for name, one in found.items()}

@@ -97,7 +97,7 @@ class StepOperands(NamedTuple):
     mass_of_base: bool
     differentiable: bool
     use: StepUse
-    turns: None = None  # a step with turns is two calls
+    turns: Tensor | None = None  # None: a step with turns is two calls
 
 
 class ScaleOperands(NamedTuple):

@@ -20,7 +20,8 @@ from typing import NamedTuple
 from aot.file_variants import FILE_VARIANTS
 from aot.loss_variants import LOSS_FEW, LOSS_VARIANTS
 from aot.machine_code import MachineCode, read_machine_code
-from aot.variant import LossVariant, Variant
+from aot.step_variants import STEP_VARIANTS
+from aot.variant import LossVariant, StepVariant, Variant
 from aot.variants import FEW, OF_NEW_VARIANTS, SPLIT_VARIANTS, TURN_VARIANTS, VARIANTS
 from rollout_corr.backends import operators
 
@@ -30,15 +31,16 @@ TARGETS = ("sm_80", "sm_90", "sm_100", "gfx942", "gfx950")
 MOST_SPILLED = 16
 
 # Of both operators.
-EVERY: dict[str, Variant | LossVariant] = {
+EVERY: dict[str, Variant | LossVariant | StepVariant] = {
     **VARIANTS,
     **OF_NEW_VARIANTS,
     **SPLIT_VARIANTS,
     **TURN_VARIANTS,
     **LOSS_VARIANTS,
     **FILE_VARIANTS,
+    **{f"step_{name}": variant for name, variant in STEP_VARIANTS.items()},
 }
-SEQUENCE_KERNELS = ("gather", "decide", "sequences", "finish")
+SEQUENCE_KERNELS = ("gather", "decide", "sequences", "finish", "close")
 
 NUMBERS = ("registers", "spilled", "in loops", "shared", "instructions", "a token", "cpu s")
 COLUMNS = ("variant", "target", "kernel", *NUMBERS, "loads", "stores")

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from rollout_corr.backends.batch import external_names
+from rollout_corr.backends.step import use_of
 from rollout_corr.kernels.correct.plan import pairs_of
 from rollout_corr.specs.correction import Spec
-from rollout_corr.specs.operands import CorrectOperands, LossOperands, ScaleOperands
+from rollout_corr.specs.operands import CorrectOperands, LossOperands, ScaleOperands, StepOperands
 from rollout_corr.specs.terms import Objective
 
 if TYPE_CHECKING:
@@ -227,6 +228,85 @@ class LossVariant(VariantLayout):
         found, launches = prepare(given, self.objective)
         if found.gradient is None:
             return launches
+        upstream = torch.ones((), dtype=found.value.dtype, device=given.new.device)
+        slope = ScaleOperands(found.gradient, found.inners, upstream, found.rest, given.offsets, given.new.dtype)
+        return (*launches, prepare_scale(slope, in_place=True)[1])
+
+
+@dataclass(frozen=True)
+class StepVariant(VariantLayout):
+    """A variant of a whole step: a correction and a loss in one pass.
+
+    Args:
+        name: How a report calls it.
+        spec: The correction.
+        objective: The loss.
+        new: Dtype of new_logp.
+        old: Dtype of old_logp; None in bypass mode, where the loss compares new_logp with the engine's log-probs.
+        rollout: Dtype of the engine's log-probs.
+        ref: Dtype of the reference policy's log-probs, None without.
+        counted: The caller gives the total.
+        mass: "train" or "rollout", from whose log-probs the kept mass is taken; None without one.
+    """
+
+    name: str
+    spec: Spec
+    objective: Objective
+    new: torch.dtype = field(default=torch.float32, kw_only=True)
+    old: torch.dtype | None = field(default=torch.float32, kw_only=True)
+    rollout: torch.dtype = field(default=torch.float32, kw_only=True)
+    ref: torch.dtype | None = field(default=None, kw_only=True)
+    advantages: str = field(default="sequence", kw_only=True)
+    counted: bool = field(default=False, kw_only=True)
+    mass: str | None = field(default=None, kw_only=True)
+
+    @property
+    def wide_bytes(self) -> int:
+        """Bytes a token that the compiler has to load 128 bits at a time."""
+        if not (self.new == self.rollout == torch.float32 and self.old in (None, torch.float32) and self.wide):
+            return 0
+        return 8 + 4 * (self.old is not None) + 4 * (self.ref == torch.float32)
+
+    def given(self, tokens: int, sequences: int, device: str | torch.device = "meta") -> StepOperands:
+        """Make a batch of this variant without values in it; see `Variant.given`."""
+        shape = self._shape(tokens, sequences)
+
+        def empty(dtype: torch.dtype, *size: int) -> Tensor:
+            return torch.empty(size, dtype=dtype, device=device)
+
+        def line(dtype: torch.dtype | None) -> Tensor | None:
+            return None if dtype is None else self.place(empty(dtype, *shape))
+
+        bypass = self.old is None
+        weights = self.objective.surrogate.traits.weights_in_bypass if bypass else "multiply"
+        trainer, engine = ("new", "base") if bypass else ("base", "own")
+        return StepOperands(
+            new=self.place(empty(self.new, *shape)),
+            base=line(self.rollout if bypass else self.old),
+            train=None,
+            rollout=None if bypass else line(self.rollout),
+            ref=line(self.ref),
+            advantages=empty(torch.float32, *(shape if self.advantages == "token" else (sequences,))),
+            per_sequence=self.advantages == "sequence",
+            externals=[empty(torch.float32, *shape) for _ in external_names(self.spec)],
+            mask=line(self.mask),
+            offsets=empty(self.offsets, sequences + 1) if self.packed else None,
+            divisor=empty(torch.float64) if self.counted else None,
+            scales=None,
+            log_mass=None if self.mass is None else empty(torch.float32, *shape),
+            mass_of_base=self.mass == "rollout",
+            differentiable=True,
+            use=use_of(self.spec, weights, self.spec.rejected, trainer, engine, bypass and self.mass is not None),
+        )
+
+    def launches(self, given: StepOperands | None = None) -> tuple[Launch, ...]:
+        """List what a forward and a backward would launch for a batch, by default one on the meta device."""
+        from rollout_corr.kernels.policy_loss.launch import prepare_scale
+        from rollout_corr.kernels.policy_loss.step import prepare
+
+        given = self.given(self.tokens, self.tokens // self.length) if given is None else given
+        found, launches = prepare(given, self.spec, self.objective)
+        assert found.gradient is not None
         upstream = torch.ones((), dtype=found.value.dtype, device=given.new.device)
         slope = ScaleOperands(found.gradient, found.inners, upstream, found.rest, given.offsets, given.new.dtype)
         return (*launches, prepare_scale(slope, in_place=True)[1])

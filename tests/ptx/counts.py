@@ -16,7 +16,8 @@ import torch
 
 from aot.file_variants import FILE_VARIANTS, PACKAGE_VARIANTS
 from aot.loss_variants import LOSS_VARIANTS
-from aot.variant import LossVariant, Variant
+from aot.step_variants import STEP_VARIANTS
+from aot.variant import LossVariant, StepVariant, Variant
 from aot.variants import OF_NEW_VARIANTS, SPLIT_VARIANTS, TURN_VARIANTS, VARIANTS
 from ptx.machine import Executed
 from ptx.session import compiled
@@ -45,8 +46,10 @@ def class_of(opcode: str) -> str:
     return "float" if kind in ("f16", "f32", "f64", "bf16") and name != "mov" else "other"
 
 
-def variant_of(name: str) -> Variant | LossVariant:
+def variant_of(name: str) -> Variant | LossVariant | StepVariant:
     """Look a variant up by the name of its case."""
+    if name.startswith("step_"):
+        return STEP_VARIANTS[name.removeprefix("step_")]
     if name.startswith("loss_"):
         return LOSS_VARIANTS[name.removeprefix("loss_")]
     file = FILE_VARIANTS | PACKAGE_VARIANTS
@@ -61,7 +64,7 @@ def _offsets(tokens: int, sequences: int) -> torch.Tensor:
     return torch.cat([ends.new_zeros(1), ends])
 
 
-def filled(variant: Variant | LossVariant, tokens: int, sequences: int):
+def filled(variant: Variant | LossVariant | StepVariant, tokens: int, sequences: int):
     """Make a batch of a variant, all tokens valid, its log-probs random and within the clamp."""
     given = variant.given(tokens, sequences, "cpu")
     generator = torch.Generator().manual_seed(0)
