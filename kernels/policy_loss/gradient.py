@@ -37,6 +37,7 @@ from ..sums import (
 from ..tiles import (
     Extents,
     PerToken,
+    Span,
     Tile,
     contiguous,
     either,
@@ -119,10 +120,23 @@ def load_input(
 
 
 @triton.jit
+def load_marks(
+    inputs: LossInputs, tile: Tile, first: tl.tensor, PLAN: tl.constexpr, TILING: tl.constexpr
+) -> tl.tensor:  # fmt: skip
+    """Load a step of the mask."""
+    if first + TILING.step <= tile.length:
+        marks = load_step(inputs.mask, tile, first, PLAN, TILING, TILING.unit, True)
+    else:
+        marks = load_step(inputs.mask, tile, first, PLAN, TILING, TILING.unit, False)
+    return marks
+
+
+@triton.jit
 def load_inputs(
-    inputs: LossInputs, tile: Tile, first: tl.tensor, PLAN: tl.constexpr, TILING: tl.constexpr, WHOLE: tl.constexpr
-) -> LossStep:
-    """Load a step. WHOLE: all of it lies within sequences."""
+    inputs: LossInputs, marks: tl.tensor, tile: Tile, first: tl.tensor, PLAN: tl.constexpr, TILING: tl.constexpr,
+    WHOLE: tl.constexpr,
+) -> LossStep:  # fmt: skip
+    """Load a step. marks: its part of the mask, where the plan skips steps. WHOLE: all of it lies within sequences."""
     new = load_input(inputs.new, tile, first, PLAN, TILING, TILING.unit, True, WHOLE)
     base = load_input(inputs.base, tile, first, PLAN, TILING, TILING.unit, PLAN.based, WHOLE)
     ref = load_input(inputs.ref, tile, first, PLAN, TILING, TILING.unit, PLAN.referred, WHOLE)
@@ -141,8 +155,10 @@ def load_inputs(
     scale = load_input(inputs.scales, tile, first, PLAN, TILING, True, PLAN.has_scales, WHOLE)
     chosen = load_input(inputs.chosen, tile, first, PLAN, TILING, True, PLAN.chosen, WHOLE)
     marked = tl.full(new.shape, 1, tl.int1)
-    if PLAN.masked:
-        marked = load_input(inputs.mask, tile, first, PLAN, TILING, TILING.unit, True, WHOLE) != 0
+    if PLAN.skips:
+        marked = marks != 0
+    elif PLAN.masked:
+        marked = load_step(inputs.mask, tile, first, PLAN, TILING, TILING.unit, WHOLE) != 0
     valid = marked
     if not WHOLE:
         place = places_of(first, TILING)
@@ -344,6 +360,87 @@ def loss_of_tokens(
     return tally(found, COLUMNS, "total", total), gradient
 
 
+# --- one step of the walk ---
+
+
+class Walk(NamedTuple):
+    """The place of a program: its tile, the sequence it has come to, and the first token of a step."""
+
+    tile: Tile
+    span: Span
+    first: tl.tensor
+    offsets: tl.tensor
+    extents: Extents
+
+
+class OfUnits(NamedTuple):
+    """Tables by sequence; of the last three entry s - `span.owner` is that of a slot of this tile."""
+
+    advantages: tl.tensor
+    levels: tl.tensor
+    pulls: tl.tensor
+    inners: tl.tensor
+
+
+@triton.jit
+def at_tokens(
+    table: tl.tensor, like: tl.tensor, walk: Walk, PLAN: tl.constexpr, TILING: tl.constexpr,
+    own: tl.tensor | None = None,
+) -> tl.tensor:  # fmt: skip
+    """Load a table by sequence for the tokens of a step."""
+    return of_sequences(table, like, walk.span, walk.first, walk.offsets, walk.tile, walk.extents, PLAN, TILING,
+                        own=own)  # fmt: skip
+
+
+@triton.jit
+def take_step(
+    inputs: LossInputs, marks: tl.tensor, walk: Walk, own: tl.tensor, of_units: OfUnits, externals: tl.tuple,
+    numbers: tl.tuple, spec_numbers: tl.tuple, gradient: tl.tensor, share: tl.tensor,
+    PLAN: tl.constexpr, SPEC: tl.constexpr, TILING: tl.constexpr,
+) -> tuple[tl.tuple, tl.tensor]:  # fmt: skip
+    """Load a step, correct it where a Spec is given, and write its gradient. Return its sums, and tokens outside.
+
+    own: The advantage of the span's owner.
+    """
+    COLUMNS: tl.constexpr = PLAN if SPEC is None else SPEC
+    tile, first, outside = walk.tile, walk.first, walk.first * 0
+    whole = (first >= tile.begin) & (first + TILING.step <= tile.end)
+    if whole:
+        step = load_inputs(inputs, marks, tile, first, PLAN, TILING, True)
+    else:
+        step = load_inputs(inputs, marks, tile, first, PLAN, TILING, False)
+        if SPEC is not None:
+            outside += count_outside(step.marked, step.valid, tile, first, PLAN, TILING)
+    like, found = step.new.to(real(PLAN)), nothing(COLUMNS)
+    advantage, level, pull, inner = like, like, like, like
+    if PLAN.advantages == "token":
+        advantage = step.advantages.to(real(PLAN))
+    elif PLAN.advantages == "sequence":
+        advantage = at_tokens(of_units.advantages, like, walk, PLAN, TILING, own)
+    if PLAN.phase == "write":
+        if PLAN.levels:
+            level = at_tokens(of_units.levels, like, walk, PLAN, TILING)
+        if PLAN.pulls:
+            pull = at_tokens(of_units.pulls, like, walk, PLAN, TILING)
+        if PLAN.averages:
+            inner = at_tokens(of_units.inners, like, walk, PLAN, TILING)
+    if SPEC is not None:
+        context = Context(tile, walk.span, first, whole, walk.extents, walk.offsets, of_units.advantages, externals,
+                          gradient, 0, gradient, spec_numbers)  # fmt: skip
+        logps = Step(step.train, step.rollout, step.marked, step.valid, step.mass)
+        found, weight, trained = correct_tokens(found, logps, like, advantage, like, context, SPEC, TILING)
+        step = with_correction(step, weight, trained, PLAN)
+    values = SequenceValues(advantage, level, pull, inner, numbers)
+    found, slope = loss_of_step(found, step, values, PLAN, COLUMNS)
+    if PLAN.writes and PLAN.differentiable:
+        slope = slope * share
+        if whole:
+            store_step(contiguous(gradient, walk.extents), slope, tile, first, PLAN, TILING, True)
+        else:
+            store_step(contiguous(gradient, walk.extents), slope, tile, first, PLAN, TILING, False)
+    return with_words(found, COLUMNS, TILING), outside
+
+
 # --- the kernels ---
 
 
@@ -394,7 +491,11 @@ def gradient_kernel(
         # Each thread reads what any has stored.
         tl.debug_barrier()
         # From the number of a sequence to the slot that it has in this tile.
-        ahead = tl.program_id(0).to(tl.int64) + (1 if PLAN.packed else -tile.row)
+        place = tl.program_id(0).to(tl.int64) + (1 if PLAN.packed else -tile.row)
+        of_units = OfUnits(advantages, either(levels, advantages) + place, either(pulls, advantages) + place,
+                           either(inners, advantages) + place)  # fmt: skip
+    else:
+        of_units = OfUnits(advantages, advantages, advantages, advantages)
     inputs = LossInputs(
         PerToken(either(train_logp, new_logp), train_row, train_step),
         PerToken(either(rollout_logp, new_logp), rollout_row, rollout_step),
@@ -409,67 +510,48 @@ def gradient_kernel(
         contiguous(either(scales, new_logp), extents),
         contiguous(either(chosen, new_logp), extents),
     )
+    share, own = extents.tokens, extents.tokens
     if PLAN.writes:
         share = (1.0 / assumed_divisor(given, offsets, extents, numbers, PLAN)).to(real(PLAN))
-    own = extents.tokens
     if PLAN.advantages == "sequence":
         own = entry_of(advantages, span.owner, extents, PLAN)
     if SPEC is not None:
         spec_numbers = thresholds(spec_numbers, SPEC)
     first_owner, outside = span.owner, tile.length * 0
     kept = empty(COLUMNS, TILING)
+    if PLAN.skips:
+        ahead = load_marks(inputs, tile, 0, PLAN, TILING)
     # At least one step, because owners of no token may end in a tile of none.
     for first in range(0, tl.maximum(tile.length, 1), TILING.step):
-        whole = (first >= tile.begin) & (first + TILING.step <= tile.end)
-        if whole:
-            step = load_inputs(inputs, tile, first, PLAN, TILING, True)
+        if PLAN.skips:
+            marks = ahead
+            ahead = load_marks(inputs, tile, first + TILING.step, PLAN, TILING)
+            if tl.max(tl.ravel((marks != 0).to(tl.int32)), 0) > 0:
+                found, _ = take_step(inputs, marks, Walk(tile, span, first, offsets, extents), own, of_units, externals,
+                                     numbers, spec_numbers, gradient, share, PLAN, SPEC, TILING)  # fmt: skip
+                kept = with_slot(with_batch(kept, found, COLUMNS), found, None, None, first, COLUMNS, TILING)
+            elif PLAN.writes and PLAN.differentiable:
+                store_step(contiguous(gradient, extents), tl.zeros(marks.shape, real(PLAN)), tile, first, PLAN, TILING,
+                           False)  # fmt: skip
         else:
-            step = load_inputs(inputs, tile, first, PLAN, TILING, False)
-            if SPEC is not None:
-                outside += count_outside(step.marked, step.valid, tile, first, PLAN, TILING)
-        like, found = step.new.to(real(PLAN)), nothing(COLUMNS)
-        advantage, level, pull, inner = like, like, like, like
-        if PLAN.advantages == "token":
-            advantage = step.advantages.to(real(PLAN))
-        elif PLAN.advantages == "sequence":
-            advantage = of_sequences(advantages, like, span, first, offsets, tile, extents, PLAN, TILING, own=own)
-        if PLAN.phase == "write":
-            if PLAN.levels:
-                level = of_sequences(levels + ahead, like, span, first, offsets, tile, extents, PLAN, TILING)
-            if PLAN.pulls:
-                pull = of_sequences(pulls + ahead, like, span, first, offsets, tile, extents, PLAN, TILING)
-            if PLAN.averages:
-                inner = of_sequences(inners + ahead, like, span, first, offsets, tile, extents, PLAN, TILING)
-        if SPEC is not None:
-            context = Context(tile, span, first, whole, extents, offsets, advantages, externals, counts, 0, counts,
-                              spec_numbers)  # fmt: skip
-            logps = Step(step.train, step.rollout, step.marked, step.valid, step.mass)
-            found, weight, trained = correct_tokens(found, logps, like, advantage, like, context, SPEC, TILING)
-            step = with_correction(step, weight, trained, PLAN)
-        values = SequenceValues(advantage, level, pull, inner, numbers)
-        found, slope = loss_of_step(found, step, values, PLAN, COLUMNS)
-        if PLAN.writes and PLAN.differentiable:
-            slope = slope * share
-            if whole:
-                store_step(contiguous(gradient, extents), slope, tile, first, PLAN, TILING, True)
-            else:
-                store_step(contiguous(gradient, extents), slope, tile, first, PLAN, TILING, False)
-        found = with_words(found, COLUMNS, TILING)
-        kept = with_batch(kept, found, COLUMNS)
-        if PLAN.packed:
-            while ends_by(span, first, TILING):
-                if PLAN.adds_up:
-                    kept = with_slot(kept, found, span.start, span.end, first, COLUMNS, TILING)
-                    put_slot(kept, tables, slots, span, COLUMNS)
-                    kept = emptied(kept, COLUMNS, TILING)
-                span = next_span(span, offsets, tile, extents, PLAN)
-                if PLAN.advantages == "sequence":
-                    own = entry_of(advantages, span.owner, extents, PLAN)
-        if PLAN.adds_up:
-            if span.start <= first:
-                kept = with_slot(kept, found, None, None, first, COLUMNS, TILING)
-            else:
-                kept = with_slot(kept, found, span.start, None, first, COLUMNS, TILING)
+            found, more = take_step(inputs, 0, Walk(tile, span, first, offsets, extents), own, of_units, externals,
+                                    numbers, spec_numbers, gradient, share, PLAN, SPEC, TILING)  # fmt: skip
+            outside += more
+            kept = with_batch(kept, found, COLUMNS)
+            if PLAN.packed:
+                while ends_by(span, first, TILING):
+                    if PLAN.adds_up:
+                        kept = with_slot(kept, found, span.start, span.end, first, COLUMNS, TILING)
+                        put_slot(kept, tables, slots, span, COLUMNS)
+                        kept = emptied(kept, COLUMNS, TILING)
+                    span = next_span(span, offsets, tile, extents, PLAN)
+                    if PLAN.advantages == "sequence":
+                        own = entry_of(advantages, span.owner, extents, PLAN)
+            if PLAN.adds_up:
+                if span.start <= first:
+                    kept = with_slot(kept, found, None, None, first, COLUMNS, TILING)
+                else:
+                    kept = with_slot(kept, found, span.start, None, first, COLUMNS, TILING)
     if PLAN.adds_up:
         put_slot(kept, tables, slots, span, COLUMNS)
     if SPEC is not None and PLAN.packed:

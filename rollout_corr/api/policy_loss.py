@@ -361,8 +361,10 @@ def _run_step(request: LossRequest, task: LossTask, batch: OpenBatch, run: Spec)
     if batch.mask is None and batch.offsets is None:
         statistics = count_padded(statistics, batch, spec)
 
+    unsettled = step.Unsettled(batch, run, "new_logp" if batch.train is task.batch.train else "old_logp")
+
     def settled() -> tuple[Any, Any]:
-        weights, mask = step.settled(batch, run, found)
+        weights, mask = unsettled.make()
         trains = None if request.mode.weights == "report" and spec.rejected == "zero" else mask
         return None if weights is None else batch.restore(weights), mask_back(batch, trains)
 

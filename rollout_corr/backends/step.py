@@ -59,7 +59,9 @@ def fits(task: LossTask, correction: OpenBatch) -> bool:
     tensors = task.new, task.base, task.ref, task.advantages, correction.train, correction.rollout, correction.mask
     more = correction.offsets, task.scales, task.divisor, *correction.external.values()
     double = torch.float64 in (task.batch.dtype, correction.dtype)
-    return not double and not seen_by_others((*tensors, *more))
+    # Nobody counts the writes to tensors of inference mode.
+    counted = not torch.is_inference_mode_enabled() and not any(x is not None and x.is_inference() for x in tensors)
+    return counted and not double and not seen_by_others((*tensors, *more))
 
 
 def operands_of(task: LossTask, correction: OpenBatch, spec: Spec, use: WeightUse, rejected: str) -> StepOperands:
@@ -109,10 +111,36 @@ def run_step(task: LossTask, correction: OpenBatch, spec: Spec, use: WeightUse, 
     return Step(loss, found.keep, found.states)
 
 
-def settled(correction: OpenBatch, spec: Spec, found: Step) -> tuple[Tensor | None, Tensor | None]:
-    """Make the weights and the mask of a step that has run, as `correct` gives them."""
-    result = operators.run_fused(correction, spec)
-    return result.weights, result.mask
+class Unsettled:
+    """The weights and the mask of a step, which are made when somebody asks, as `correct` gives them.
+
+    Args:
+        correction: What the step corrected.
+        spec: The Spec that ran.
+        names: What the caller calls the log-probs of the trainer.
+    """
+
+    def __init__(self, correction: OpenBatch, spec: Spec, trainer: str) -> None:
+        self.correction, self.spec = correction, spec
+        named = {trainer: correction.train, "rollout_logp": correction.rollout, "mask": correction.mask}
+        named |= {"cu_seqlens": correction.offsets, "advantages": correction.advantages, **correction.external}
+        for numerator, _ in correction.pairs.values():
+            named["new_logp"] = numerator
+        if correction.mass is not None:
+            named["kept_mass"] = correction.mass.log_mass
+        self.read = [(name, x, x._version) for name, x in named.items() if x is not None]
+
+    def make(self) -> tuple[Tensor | None, Tensor | None]:
+        """Correct again, from the same inputs."""
+        for name, x, version in self.read:
+            if x._version != version:
+                raise RuntimeError(
+                    f"weights and mask: expected the inputs of policy_loss as they were, but {name} was written to "
+                    "since. They are made when somebody asks: read .weights and .mask before, or call correct(...) and "
+                    "pass its result as correction="
+                )
+        result = operators.run_fused(self.correction, self.spec)
+        return result.weights, result.mask
 
 
 @cached(maxsize=1)
