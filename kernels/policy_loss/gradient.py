@@ -393,6 +393,12 @@ def at_tokens(
 
 
 @triton.jit
+def place_of_step(tile: Tile, first: tl.tensor, TILING: tl.constexpr) -> tl.tensor:
+    """Find the entry of a step in a table of all steps."""
+    return tl.program_id(0).to(tl.int64) * (tile.size // TILING.step) + first // TILING.step
+
+
+@triton.jit
 def take_step(
     inputs: LossInputs, marks: tl.tensor, walk: Walk, own: tl.tensor, of_units: OfUnits, externals: tl.tuple,
     numbers: tl.tuple, spec_numbers: tl.tuple, gradient: tl.tensor, share: tl.tensor,
@@ -459,7 +465,8 @@ def gradient_kernel(
     spec_numbers: tl.tensor, levels: tl.tensor, pulls: tl.tensor, inners: tl.tensor, gradient: tl.tensor,
     counts: tl.tensor, integers: tl.tensor, floats: tl.tensor, peaks: tl.tensor, token_sums: tl.tensor,
     token_maxima: tl.tensor, counter: tl.tensor, part_counter: tl.tensor, part_sums: tl.tensor, part_maxima: tl.tensor,
-    given: tl.tensor, value: tl.tensor, divisor: tl.tensor, rest: tl.tensor, before: tl.tensor, statistics: tl.tensor,
+    given: tl.tensor, value: tl.tensor, divisor: tl.tensor, rest: tl.tensor, flags: tl.tensor, before: tl.tensor,
+    statistics: tl.tensor,
     tokens: tl.int64, sequences: tl.int64, width: tl.int64, tiles: tl.int64, tile_bits: tl.int32, slots: tl.int64,
     steps: tl.int32, sequence_programs: tl.int32, owner_count: tl.int64, train_row: tl.int64, train_step: tl.int64,
     rollout_row: tl.int64, rollout_step: tl.int64, new_row: tl.int64, new_step: tl.int64, base_row: tl.int64,
@@ -526,7 +533,10 @@ def gradient_kernel(
         if PLAN.skips:
             marks = ahead
             ahead = load_marks(inputs, tile, first + TILING.step, PLAN, TILING)
-            if tl.max(tl.ravel((marks != 0).to(tl.int32)), 0) > 0:
+            some = tl.max(tl.ravel((marks != 0).to(tl.int32)), 0) > 0
+            if PLAN.writes and PLAN.differentiable:
+                tl.store(flags + place_of_step(tile, first, TILING), some.to(tl.int8))
+            if some:
                 found, _ = take_step(inputs, marks, Walk(tile, span, first, offsets, extents), own, of_units, externals,
                                      numbers, spec_numbers, gradient, share, PLAN, SPEC, TILING)  # fmt: skip
                 kept = with_slot(with_batch(kept, found, COLUMNS), found, None, None, first, COLUMNS, TILING)
@@ -568,10 +578,30 @@ def gradient_kernel(
                        maxima_before, sequence_programs, parts, offsets, extents, numbers, PLAN)  # fmt: skip
 
 
+@triton.jit
+def scale_step(
+    gradient: tl.tensor, scaled: tl.tensor, inners: tl.tensor, factor: tl.tensor, walk: Walk, PLAN: tl.constexpr,
+    TILING: tl.constexpr,
+) -> None:  # fmt: skip
+    """Scale a step of the gradient."""
+    tile, first = walk.tile, walk.first
+    whole = first + TILING.step <= tile.length
+    if whole:
+        x = load_step(contiguous(gradient, walk.extents), tile, first, PLAN, TILING, True, True)
+    else:
+        x = load_step(contiguous(gradient, walk.extents), tile, first, PLAN, TILING, True, False)
+    if PLAN.averages:
+        x = x * at_tokens(inners, x, walk, PLAN, TILING)
+    if whole:
+        store_step(contiguous(scaled, walk.extents), x * factor, tile, first, PLAN, TILING, True)
+    else:
+        store_step(contiguous(scaled, walk.extents), x * factor, tile, first, PLAN, TILING, False)
+
+
 @triton.jit(do_not_specialize=["tokens", "sequences", "width", "tiles", "tile_bits", "steps"])
 def scale_kernel(
     gradient: tl.tensor, inners: tl.tensor, upstream: tl.tensor, rest: tl.tensor, offsets: tl.tensor,
-    scaled: tl.tensor,
+    flags: tl.tensor, scaled: tl.tensor,
     tokens: tl.int64, sequences: tl.int64, width: tl.int64, tiles: tl.int64, tile_bits: tl.int32, steps: tl.int32,
     PLAN: tl.constexpr, TILING: tl.constexpr,
 ) -> None:  # fmt: skip
@@ -581,21 +611,19 @@ def scale_kernel(
     tile = tile_of_program(offsets, extents, PLAN, TILING)
     span = first_span(offsets, tile, extents, steps, PLAN)
     length = tile.length
-    if PLAN.in_place:
+    if PLAN.in_place and not PLAN.averages:
         # Nothing is to be done where the gradient is final as it was written.
         length = tl.where(factor == 1.0, 0, length)
     for first in range(0, length, TILING.step):
-        whole = first + TILING.step <= tile.length
-        if whole:
-            x = load_step(contiguous(gradient, extents), tile, first, PLAN, TILING, True, True)
+        walk = Walk(tile, span, first, offsets, extents)
+        if PLAN.flagged:
+            if tl.load(flags + place_of_step(tile, first, TILING)) != 0:
+                scale_step(gradient, scaled, either(inners, gradient), factor, walk, PLAN, TILING)
+            elif not PLAN.in_place:
+                nothing_there = tl.zeros(places_of(first, TILING).shape, gradient.dtype.element_ty)
+                store_step(contiguous(scaled, extents), nothing_there, tile, first, PLAN, TILING, False)
         else:
-            x = load_step(contiguous(gradient, extents), tile, first, PLAN, TILING, True, False)
-        if PLAN.averages:
-            x = x * of_sequences(inners, x, span, first, offsets, tile, extents, PLAN, TILING)
-            if PLAN.packed:
-                while ends_by(span, first, TILING):
-                    span = next_span(span, offsets, tile, extents, PLAN)
-        if whole:
-            store_step(contiguous(scaled, extents), x * factor, tile, first, PLAN, TILING, True)
-        else:
-            store_step(contiguous(scaled, extents), x * factor, tile, first, PLAN, TILING, False)
+            scale_step(gradient, scaled, either(inners, gradient), factor, walk, PLAN, TILING)
+        if PLAN.averages and PLAN.packed:
+            while ends_by(span, first, TILING):
+                span = next_span(span, offsets, tile, extents, PLAN)

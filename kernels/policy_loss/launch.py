@@ -41,6 +41,7 @@ class LossFound:
     inners: Tensor | None  # [S], the factor that each sequence's gradient still lacks
     divisor: Tensor
     rest: Tensor  # what the gradient is still to be divided by
+    flags: Tensor | None  # of each step of padded rows with a mask: a token is valid, or its gradient is 0
     statistics: Tensor  # float64, the sums and then the maxima, each behind those before
 
 
@@ -50,7 +51,7 @@ STRIDED = ("train_logp", "rollout_logp", "new_logp", "base_logp", "ref_logp", "w
 CONTIGUOUS = ("advantages", "log_mass", "scales", "chosen")
 # Parameters of `gradient_kernel` that only some of the passes over the tokens look at. Another pass gets None: their
 # dtype and alignment would be part of its compile key.
-OF_LAST_PASS = ("gradient", "token_sums", "token_maxima", "given")
+OF_LAST_PASS = ("gradient", "token_sums", "token_maxima", "given", "flags")
 OF_SECOND_PASS = ("levels", "pulls", "inners", "within", "part_sums", "part_maxima", "value", "divisor", "rest",
                   "before", "statistics", "SHAPE")  # fmt: skip
 
@@ -77,7 +78,7 @@ class LossOperation(Operation):
         last = plans[-1]
         self.kind, self.averages_late = torch.float64 if double else torch.float32, last.averages_late
         # There is one pass, and what it writes of a token depends on no sum.
-        self.whole = plans[0].phase == "whole"
+        self.whole, self.skips = plans[0].phase == "whole", last.skips
         self.statistics = len(last.sums) + len(last.maxima)
         self.numbers = upload_of(tuple(numbers_of(objective, double).values()), device)
         adding, sites = groups(last), []
@@ -159,19 +160,32 @@ def prepare(
     value = torch.empty((), dtype=kind, device=device)
     divisor = torch.empty((), dtype=torch.float64, device=device)
     rest = torch.empty_like(divisor)
+    flags = flags_for(operation.skips, gradient, grid)
     many, sums_before = (0, 0) if before is None else (before[0].shape[0], before[1])
     statistics = torch.empty(many + operation.statistics, dtype=torch.float64, device=device)
     tensors = dict(zip(STRIDED, strided, strict=True)) | {
         "offsets": offsets, "given": given.divisor, "numbers": operation.numbers.read(), "gradient": gradient,
-        "value": value, "divisor": divisor, "rest": rest, "before": statistics if before is None else before[0],
-        "statistics": statistics, "within": within,
+        "value": value, "divisor": divisor, "rest": rest, "flags": flags,
+        "before": statistics if before is None else before[0], "statistics": statistics, "within": within,
     }  # fmt: skip
     for name, x in zip(CONTIGUOUS, others, strict=True):
         tensors[name] = None if x is None else x.contiguous()
     if operation.whole:
         tensors["inners"] = inners
-    found = LossFound(value, gradient, inners, divisor, rest, statistics)
+    found = LossFound(value, gradient, inners, divisor, rest, flags, statistics)
     return found, operation.launches(tensors, grid, sums_before=sums_before, maxima_before=many - sums_before)
+
+
+def flags_for(skips: bool, gradient: Tensor | None, grid: Grid) -> Tensor | None:
+    """Allocate a flag for each step of the tokens, where a plan skips some and writes a gradient."""
+    if not skips or gradient is None:
+        return None
+    return torch.empty(steps_of(grid), dtype=torch.bool, device=gradient.device)
+
+
+def steps_of(grid: Grid) -> int:
+    """Count the steps of all programs over tokens."""
+    return grid.token_programs * ((1 << grid.tile_bits) // grid.TILING.step)
 
 
 # --- backward ---
@@ -190,11 +204,13 @@ def scale(slope: ScaleOperands, in_place: bool = False) -> Tensor:
 
 def prepare_scale(slope: ScaleOperands, in_place: bool = False) -> tuple[Tensor, Launch]:
     """Allocate the result of `scale` and say what has to be launched; see there."""
-    gradient, inners, upstream, rest, offsets, dtype = slope
+    gradient, inners, upstream, rest, offsets, flags, dtype = slope
     device = gradient.device
-    if inners is None or not inners.numel():
+    if inners is not None and not inners.numel():
+        inners = None
+    if inners is None and flags is None:
         # All tokens are one row.
-        sequences, width, inners, offsets = 1, gradient.numel(), None, None
+        sequences, width, offsets = 1, gradient.numel(), None
     elif offsets is None:
         sequences, width = gradient.shape
     else:
@@ -204,9 +220,11 @@ def prepare_scale(slope: ScaleOperands, in_place: bool = False) -> tuple[Tensor,
     in_place = in_place and gradient.dtype == dtype
     scaled = gradient if in_place else torch.empty(*gradient.shape, dtype=dtype, device=device)
     grid = grid_for(sequences, width, (gradient,), min(gradient.element_size(), scaled.element_size()))
+    if flags is not None and flags.numel() != steps_of(grid):
+        flags = None  # they are of other steps
     tensors = {
         "gradient": gradient, "inners": inners, "upstream": upstream, "rest": rest, "offsets": offsets,
-        "scaled": scaled,
+        "flags": flags, "scaled": scaled,
     }  # fmt: skip
     (launch,) = _scaling_for(device, dtypes_of(tuple(tensors.values())), in_place).launches(tensors, grid)
     return scaled, launch
@@ -214,7 +232,7 @@ def prepare_scale(slope: ScaleOperands, in_place: bool = False) -> tuple[Tensor,
 
 @cached(maxsize=256)
 def _scaling_for(device: torch.device, dtypes: tuple[torch.dtype | None, ...], in_place: bool) -> Operation:
-    """Make the operation of backward for the dtypes of gradient, inners, upstream, rest, offsets and result."""
-    _, inners, _, _, offsets, _ = dtypes
-    plan = Scaling(packed=offsets is not None, averages=inners is not None, in_place=in_place and inners is None)
+    """Make the operation of backward for the dtypes of gradient, inners, upstream, rest, offsets, flags, result."""
+    _, inners, _, _, offsets, flags, _ = dtypes
+    plan = Scaling(offsets is not None, averages=inners is not None, in_place=in_place, flagged=flags is not None)
     return Operation([Site(scale_kernel, over_tokens, {"PLAN": plan})])

@@ -146,7 +146,8 @@ class Scaling:
 
     packed: bool
     averages: bool
-    in_place: bool  # the product replaces the gradient, and a factor of 1 leaves it as it is
+    in_place: bool  # the product replaces the gradient
+    flagged: bool  # flags tell the steps that have a valid token from those whose gradient is 0
     registers: None = None  # of a thread at most: there are few
 
 

@@ -24,7 +24,7 @@ from ..partials import groups
 from ..uploads import upload_of
 from .close import close_kernel
 from .gradient import gradient_kernel
-from .launch import CONTIGUOUS, OF_SECOND_PASS, STRIDED
+from .launch import CONTIGUOUS, OF_SECOND_PASS, STRIDED, flags_for
 from .plan import numbers_of, plans_of, step_plan
 
 
@@ -37,6 +37,7 @@ class StepFound:
     inners: Tensor | None  # [S], the factor that each sequence's gradient still lacks
     divisor: Tensor
     rest: Tensor  # what the gradient is still to be divided by
+    flags: Tensor | None  # see `launch.LossFound`
     statistics: Tensor  # float64
     keep: Tensor  # [S] bool
     states: Tensor  # [S] int32, the bits of `correct.units`
@@ -65,7 +66,7 @@ class StepOperation(Operation):
             writes_weights=use.weighted and not use.gated, writes_mask=False, edits_mask=spec.edits_mask, mass=of_mass,
         )  # fmt: skip
         self.plan = plan = step_plan(correction, loss)
-        self.kind, self.averages_late = torch.float32, loss.averages_late
+        self.kind, self.averages_late, self.skips = torch.float32, loss.averages_late, loss.skips
         sums = len(plan.token_sums) + len(plan.sequence_sums) - plan.unreported
         self.statistics = sums + len(plan.token_maxima) + len(plan.sequence_maxima)
         self.numbers = upload_of(tuple(numbers_of(objective, False).values()), device)
@@ -123,15 +124,17 @@ def prepare(given: StepOperands, spec: Spec, objective: Objective) -> tuple[Step
         inners=empty(sequences, dtype=kind) if operation.averages_late else None,
         divisor=empty(dtype=torch.float64),
         rest=empty(dtype=torch.float64),
+        flags=None,
         statistics=empty(operation.statistics, dtype=torch.float64),
         keep=empty(sequences, dtype=torch.bool),
         states=empty(sequences, dtype=torch.int32),
     )
+    found.flags = flags_for(operation.skips, found.gradient, grid)
     tensors = dict(zip(STRIDED, strided, strict=True)) | {
         "offsets": offsets, "given": given.divisor, "numbers": operation.numbers.read(),
         "spec_numbers": operation.spec_numbers.read(), "gradient": found.gradient, "inners": found.inners,
-        "value": found.value, "divisor": found.divisor, "rest": found.rest, "statistics": found.statistics,
-        "keep_out": found.keep, "states": found.states,
+        "value": found.value, "divisor": found.divisor, "rest": found.rest, "flags": found.flags,
+        "statistics": found.statistics, "keep_out": found.keep, "states": found.states,
     }  # fmt: skip
     for name, x in zip(CONTIGUOUS, others, strict=True):
         tensors[name] = None if x is None else x.contiguous()

@@ -315,8 +315,10 @@ def _with_gradient(task: LossTask, result: LossResult) -> Tensor:
     if result.gradient is None:
         return result.value
     # Autograd takes its time for every argument.
-    of_sequences: tuple[Tensor | None, ...] = () if result.inners is None else (result.inners, task.batch.offsets)
-    given = result.value, result.gradient, result.rest, result.by_kernels, *of_sequences
+    more: tuple[Tensor | None, ...] = ()
+    if result.inners is not None or result.flags is not None:
+        more = result.inners, task.batch.offsets, result.flags
+    given = result.value, result.gradient, result.rest, result.by_kernels, *more
     value: Tensor = Differentiable.apply(task.new, *given)
     return value
 

@@ -46,12 +46,14 @@ class Differentiable(torch.autograd.Function):
         by_kernels: bool,
         inners: Tensor | None = None,
         offsets: Tensor | None = None,
+        flags: Tensor | None = None,
     ) -> Tensor:
         """Give the value, 0-d, a gradient: d(value * rest) / d(new).
 
-        `inners`, [S], is what each sequence's gradient is to be multiplied by; None or empty for nothing.
+        `inners`, [S], is what each sequence's gradient is to be multiplied by; None or empty for nothing. `flags` are
+        the kernels'.
         """
-        ctx.save_for_backward(gradient, rest, *(() if inners is None else (inners, offsets)))
+        ctx.save_for_backward(gradient, rest, *(() if inners is None and flags is None else (inners, offsets, flags)))
         ctx.dtype, ctx.by_kernels = new.dtype, by_kernels
         # Not the tensor that came in, or autograd would take this for the identity. Compilers shall see no alias.
         return value.clone() if torch.compiler.is_compiling() else value.detach()
@@ -65,9 +67,9 @@ class Differentiable(torch.autograd.Function):
                 "pass and has no derivative of its own"
             )
         gradient, rest, *of_sequences = ctx.saved_tensors
-        inners, offsets = of_sequences or (None, None)
+        inners, offsets, flags = of_sequences or (None, None, None)
         if ctx.by_kernels:
-            found = loss_operators.scaled(gradient, inners, grad_outputs[0], rest, offsets, ctx.dtype)
+            found = loss_operators.scaled(gradient, inners, grad_outputs[0], rest, offsets, flags, ctx.dtype)
         else:
             found = scaled(gradient, grad_outputs[0], rest, ctx.dtype)
-        return found, None, None, None, None, None, None
+        return found, None, None, None, None, None, None, None

@@ -83,7 +83,8 @@ def run_fused(task: LossTask) -> LossResult:
         return LossResult(value, gradient if task.differentiable else None, inners, counted, rest, statistics, True)
     made = launcher().run(beside_tokens(operands), wanted, task.before)
     statistics, joined = _with_decided(made.statistics, task), task.before is not None
-    return LossResult(made.value, made.gradient, made.inners, made.divisor, made.rest, statistics, True, joined)
+    done = made.value, made.gradient, made.inners, made.divisor, made.rest, statistics
+    return LossResult(*done, True, joined, made.flags)
 
 
 def _with_decided(statistics: Tensor, task: LossTask) -> Tensor:
@@ -102,13 +103,14 @@ def scaled(
     upstream: Tensor,
     rest: Tensor,
     offsets: Tensor | None,
+    flags: Tensor | None,
     dtype: torch.dtype,
 ) -> Tensor:
     """Scale the gradient of the kernels in backward, directly or as the operator.
 
     The product replaces the gradient where the graph is not kept for another backward pass, except in compiled code.
     """
-    operands = ScaleOperands(gradient, inners, upstream, rest, offsets, dtype)
+    operands = ScaleOperands(gradient, inners, upstream, rest, offsets, flags, dtype)
     if seen_by_others((gradient, inners, upstream, rest, offsets)):
         found: Tensor = OPERATORS.scale_gradient(*operands)
         return found
@@ -141,7 +143,9 @@ def _results_of_kernels(operands: LossOperands, objective: Objective) -> first_c
 def slope_of(found: Any, offsets: Tensor | None) -> Tensor:
     """Return the gradient of what the kernels have found, as backward gives it for an upstream gradient of 1."""
     one = torch.ones((), dtype=found.gradient.dtype, device=found.gradient.device)
-    slope: Tensor = kernels().scale(ScaleOperands(found.gradient, found.inners, one, found.rest, offsets, one.dtype))
+    slope: Tensor = kernels().scale(
+        ScaleOperands(found.gradient, found.inners, one, found.rest, offsets, found.flags, one.dtype)
+    )
     return slope
 
 

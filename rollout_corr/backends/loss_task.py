@@ -49,6 +49,7 @@ class LossResult(NamedTuple):
     statistics: Tensor  # sums and maxima, float64
     by_kernels: bool = False  # the kernels made it, and scale the gradient in backward
     joined: bool = False  # the statistics hold those of `LossTask.before` too
+    flags: Tensor | None = None  # of the kernels' steps over padded rows, for backward
 
 
 def beyond_kernels(surrogate: Surrogate, scaled: bool) -> str | None:

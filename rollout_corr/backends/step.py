@@ -106,7 +106,7 @@ def run_step(task: LossTask, correction: OpenBatch, spec: Spec, use: WeightUse, 
     operands = beside_tokens(operands_of(task, correction, spec, use, rejected))
     found: StepFound = launcher().run(operands, (spec, task.objective))
     loss = LossResult(
-        found.value, found.gradient, found.inners, found.divisor, found.rest, found.statistics, True, joined=True
+        found.value, found.gradient, found.inners, found.divisor, found.rest, found.statistics, True, True, found.flags
     )
     return Step(loss, found.keep, found.states)
 

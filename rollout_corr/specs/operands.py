@@ -108,4 +108,5 @@ class ScaleOperands(NamedTuple):
     upstream: Tensor  # 0-d, any floating dtype, on the device of the gradient
     rest: Tensor  # 0-d float64, what the gradient is still to be divided by
     offsets: Tensor | None  # of a packed batch
+    flags: Tensor | None  # bool, of the kernels' steps over padded rows: the gradient is not 0 throughout
     dtype: torch.dtype  # of the result

@@ -229,7 +229,9 @@ class LossVariant(VariantLayout):
         if found.gradient is None:
             return launches
         upstream = torch.ones((), dtype=found.value.dtype, device=given.new.device)
-        slope = ScaleOperands(found.gradient, found.inners, upstream, found.rest, given.offsets, given.new.dtype)
+        slope = ScaleOperands(
+            found.gradient, found.inners, upstream, found.rest, given.offsets, found.flags, given.new.dtype
+        )
         return (*launches, prepare_scale(slope, in_place=True)[1])
 
 
@@ -308,5 +310,7 @@ class StepVariant(VariantLayout):
         found, launches = prepare(given, self.spec, self.objective)
         assert found.gradient is not None
         upstream = torch.ones((), dtype=found.value.dtype, device=given.new.device)
-        slope = ScaleOperands(found.gradient, found.inners, upstream, found.rest, given.offsets, given.new.dtype)
+        slope = ScaleOperands(
+            found.gradient, found.inners, upstream, found.rest, given.offsets, found.flags, given.new.dtype
+        )
         return (*launches, prepare_scale(slope, in_place=True)[1])

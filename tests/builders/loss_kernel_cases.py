@@ -126,7 +126,7 @@ def by_kernels(given, wanted, device, differentiable=True):
             return found, None
         one = torch.ones((), device=device)
         kind = found.gradient.dtype
-        slope = ScaleOperands(found.gradient, found.inners, one, found.rest, placed.offsets, kind)
+        slope = ScaleOperands(found.gradient, found.inners, one, found.rest, placed.offsets, found.flags, kind)
         scaled_apart = kernels.scale(slope).cpu()
         in_place = kernels.scale(slope, in_place=True)
         assert in_place is found.gradient and torch.equal(in_place.cpu(), scaled_apart)

@@ -1,4 +1,4 @@
-"""Batches of the variants of a whole step, and the comparison of one pass with a correction and a loss on plain torch."""
+"""Batches of the variants of a whole step, and the comparison of one pass with plain torch."""
 
 from __future__ import annotations
 

@@ -59,7 +59,10 @@ def test_three_launches(spec):
         (rc.Spec(rc.Weight.product(upper=2.0)), rc.Loss()),
         (rc.Spec(rc.Weight.token(upper=2.0, normalize="batch")), rc.Loss()),
         (rc.Spec(TIS.weight, detail="full"), rc.Loss()),
-        (rc.Spec(TIS.weight, (rc.Criterion("k3", over="sequence", reduce="mean", upper=0.1, drop="token"),)), rc.Loss()),
+        (
+            rc.Spec(TIS.weight, (rc.Criterion("k3", over="sequence", reduce="mean", upper=0.1, drop="token"),)),
+            rc.Loss(),
+        ),
         (rc.Spec(TIS.weight, report=("native", "verl")), rc.Loss()),
         (TIS, rc.Loss(rc.GSPO())),
         (TIS, rc.Loss(rc.PPO(), kl=rc.KL("k2", 0.1, scope="all"))),
