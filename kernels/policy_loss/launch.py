@@ -159,7 +159,7 @@ def prepare(
     inners = torch.empty(grid.sequences, dtype=kind, device=device) if operation.averages_late else None
     value = torch.empty((), dtype=kind, device=device)
     divisor = torch.empty((), dtype=torch.float64, device=device)
-    rest = torch.empty_like(divisor)
+    rest = torch.empty((), dtype=torch.float64, device=device)
     flags = flags_for(operation.skips, gradient, grid)
     many, sums_before = (0, 0) if before is None else (before[0].shape[0], before[1])
     statistics = torch.empty(many + operation.statistics, dtype=torch.float64, device=device)

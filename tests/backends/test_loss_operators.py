@@ -57,8 +57,8 @@ def test_operators_keep_their_promises():
     turned = packed | {"turns": turns, **told(dataclasses.replace(objective, surrogate=rc.GSPO(over="turn")))}
     for operands in (given, turned):
         torch.library.opcheck(torch.ops.rollout_corr.policy_loss, (), operands)
-    value, gradient, inners, divisor, _ = torch.ops.rollout_corr.policy_loss(**packed)
-    arguments = (gradient, inners, torch.ones_like(value), divisor, offsets, torch.bfloat16)
+    value, gradient, inners, _, rest, _ = torch.ops.rollout_corr.policy_loss(**packed)
+    arguments = (gradient, inners, torch.ones_like(value), rest, offsets, None, torch.bfloat16)
     torch.library.opcheck(torch.ops.rollout_corr.scale_gradient, arguments)
 
 

@@ -175,7 +175,7 @@ def test_the_operator_runs_them(device):
     batch, spec = random_sequences(2, (5, 1, 7, 0, 4, 12)), specs_over("turn")[1]
     on_host = lay_out(batch, "packed", torch.float32)
     offsets, results = offsets_of(on_host, random_turns(batch, 2)), []
-    for run, where in ((operators._kernels, device), (operators._reference, "cpu")):
+    for run, where in ((operators._kernels, device), (operators.reference, "cpu")):
         laid = on_host.to(where)
         given = laid.train, laid.rollout, laid.mask, laid.cu_seqlens.to(where), laid.advantages
         operands = operators.CorrectOperands(*given, False, [], None, None, False, offsets.to(where))
