@@ -9,7 +9,10 @@
 #   make test-gpu     the tests that need a GPU; ARGS=--without-gpu runs them on a CPU, kernels in an interpreter of PTX
 #   make coverage     the tests, and which lines they ran; fails below the floor in pyproject.toml
 #   make test-peers   the tests that need the frameworks themselves, in an environment of their own
-#   make conformance  presets, recipes and drop-ins next to the frameworks' own functions; PEERS is a folder of checkouts
+#   make conformance  presets, recipes and drop-ins next to the frameworks' own functions: of those that install, verl and
+#                     TRL among them, and of checkouts in the folder PEERS. ARGS="trl nemo --cases 100 --seed 777000":
+#                     these frameworks, so many batches for each row, from that seed; --record, --write, --mutate and
+#                     --list are in docs/conformance.md. It ends with 1 at a difference that no page states
 #   make engine       vLLM next to a Hugging Face model, through doctor and the presets (docs/engine.md): half an hour.
 #                     PYTHON has to be 3.11 on x86-64 Linux
 #   make engine-trl   TRL's GRPOTrainer with vLLM in its process, with and without the drop-in
@@ -57,7 +60,7 @@ QUICK = tests/specs tests/definition tests/kernels/test_correct.py tests/kernels
 
 # verl asks for a dozen packages that its correction never imports, and for older versions of others. So the peers
 # come without their requirements, and what they really import is named. constraints.txt has the versions.
-PEERS_ALONE = verl tensordict trl openrlhf ms-swift unsloth-zoo areal skyrl
+PEERS_ALONE = verl tensordict trl openrlhf ms-swift unsloth-zoo areal skyrl liger-kernel
 PEERS_NEED = accelerate cloudpickle codetiming datasets jinja2 omegaconf orjson packaging pyvers ray transformers
 # TRL, and what it imports that the engine lacks.
 TRL_NEEDS = trl accelerate datasets multiprocess pandas pyarrow python-dateutil pytz six xxhash

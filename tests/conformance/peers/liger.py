@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import cache, partial
 from random import Random
 from typing import Any
@@ -37,6 +38,8 @@ PADDED_LUSPO = Declared(
     "luspo over padding", "losses.md", "Liger Kernel's luspo | averages over padding", trl.tokenwise
 )
 
+# The kernels have a loss for each token at the level of sequences too.
+PADDED_KERNEL = replace(PADDED_LUSPO, when=lambda given, settings: True)
 
 # The kernels, what calls them, and the kinds of batches that they are run on: a launch of "long" takes seconds in the
 # interpreter, and the policy of "ties" is sure of tokens, so that the other logit is -infinity.
@@ -69,7 +72,7 @@ def rows(source: Source) -> Iterator[Row]:
                 f"{OPERATOR}: GrpoLossFunction, {loss_type}",
                 partial(loss, partial(of_logits, kernels), loss_type),
                 partial(settings, loss_type),
-                declared=declared,
+                declared=(*declared, *([PADDED_KERNEL] if loss_type == "luspo" else [])),
                 kinds=FUSED,
                 within=(2e-5, 2e-5),
             )

@@ -197,7 +197,9 @@ def rows(source: Source) -> Iterator[Row]:
         config = config_of(rng, new_names)
         names = ("dual_clip", "policy_loss_type", "level", "mode", "gating", "threshold")
         more = {"sides": (config["eps_clip"], rng.choice((0.2, 0.28))), "over_all": rng.random() < 0.5}
-        return {name: config[name] for name in names} | more | {"token_level_loss": rng.random() < 0.5}
+        # Its constructor sets it to False for gspo.
+        tokens = rng.random() < 0.5 and config["policy_loss_type"] != "gspo"
+        return {name: config[name] for name in names} | more | {"token_level_loss": tokens}
 
     yield Row(
         "drop-in",
