@@ -116,7 +116,9 @@ def in_clean_rows(theirs: Any, ours: Any, given: Batch) -> bool:
     """Tell whether rows without a bad value agree: masks and weights as they are, gradients but for one divisor."""
     if not isinstance(theirs, Tensor) or not isinstance(ours, Tensor) or theirs.shape != given.mask.shape:
         return True
-    clean = torch.stack([x.isfinite() | ~given.mask for x in (given.new, given.old, given.rollout, given.ref)])
+    # Where bad values stand behind the mask, a row that has any is not clean: sums over rows multiply them by 0.
+    excused = ~given.mask if given.kind != "nan_behind_mask" else torch.zeros_like(given.mask)
+    clean = torch.stack([x.isfinite() | excused for x in (given.new, given.old, given.rollout, given.ref)])
     a, b = (x.double()[clean.all(0).all(1)] for x in (theirs, ours))
     at = a.isfinite() & b.isfinite()
     if not theirs.is_floating_point():
@@ -285,7 +287,8 @@ def differences(
     for name in ours.keys() & theirs.keys():
         # A gradient has the dtype of the log-probs.
         rounded = 1e-2 if given.kind == "bf16" and name == "gradient" else within
-        if (wrong := unequal(ours[name], theirs[name], rounded)) is not None:
+        scale = size_of_terms(theirs, given) if name == "loss" else 1.0
+        if (wrong := unequal(ours[name], theirs[name], rounded, scale)) is not None:
             made[name] = wrong
     return made, ours
 
@@ -323,8 +326,17 @@ def _settled(found: Result, given: Batch, mask: Tensor | None = None) -> Result:
     return made
 
 
-def unequal(ours: Any, theirs: Any, within: float) -> str | None:
-    """Say how two values differ; NaN equals NaN, and `within` is relative to the largest finite value."""
+def size_of_terms(theirs: Result, given: Batch) -> float:
+    """Return how large the terms of a loss are together, at least 1: where they cancel, their rounding remains."""
+    slope = theirs.get("gradient")
+    if not isinstance(slope, Tensor):
+        return 1.0
+    terms = (slope.double() * given.new.detach().double()).where(given.mask, 0.0)
+    return max(1.0, terms[terms.isfinite()].abs().sum().item())
+
+
+def unequal(ours: Any, theirs: Any, within: float, scale: float = 1.0) -> str | None:
+    """Say how two values differ; NaN equals NaN, `within` is relative to the largest finite value or to `scale`."""
     if isinstance(ours, Tensor) and isinstance(theirs, Tensor):
         if ours.shape != theirs.shape:
             return f"shape {list(ours.shape)}, theirs {list(theirs.shape)}"
@@ -339,7 +351,8 @@ def unequal(ours: Any, theirs: Any, within: float) -> str | None:
         where = (~close).nonzero()[0].tolist()
         return f"{a[tuple(where)].item():.9g} at {where}, theirs {b[tuple(where)].item():.9g}"
     if isinstance(ours, float) and isinstance(theirs, float):
-        same = math.isclose(ours, theirs, rel_tol=within, abs_tol=within) or (math.isnan(ours) and math.isnan(theirs))
+        near = math.isclose(ours, theirs, rel_tol=within, abs_tol=within * scale)
+        same = near or (math.isnan(ours) and math.isnan(theirs))
         return None if same else f"{ours:.9g}, theirs {theirs:.9g}"
     return None if ours == theirs else f"{ours!r}, theirs {theirs!r}"
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
 
 import rollout_corr as rc
 from builders import preset_cases
 from conformance import campaign, mutants, page, recording
-from conformance.rows import BACKEND, Tally
+from conformance.batches import batch
+from conformance.peers import skyrl
+from conformance.rows import BACKEND, Tally, size_of_terms, unequal
 from conformance.sources import RECORDED, Source
 from rollout_corr.frameworks.shared import lookup
 
@@ -113,3 +116,26 @@ def test_a_planted_change_that_no_batch_shows_is_missed():
     (row,) = (row for row in campaign.rows_of(recorded.source) if row.title == "preset `areal.seq`")
     cases = [case for case in recorded.rows[row.key] if case.batch.kind != "aimed"]
     assert mutants.mutated(row, cases).missed["spec.criteria.0.lower: 1 %"] == ""
+
+
+def test_what_stands_behind_the_mask_excuses_its_own_rows_alone():
+    """SkyRL's sums over a row multiply NaN by 0; a row without padding has no such excuse."""
+    given = next(b for b in (batch("nan_behind_mask", seed) for seed in range(20)) if b.new.isnan().any())
+    ours = torch.ones(given.mask.shape, dtype=given.new.dtype).where(given.mask, 0.0)
+    ours[0, 0] = 2.0
+    padded, whole = ~given.mask.all(1), given.mask.all(1)
+    for at, excused in ((padded, True), (whole, False)):
+        theirs = ours.clone()
+        theirs[at.nonzero()[0, 0], 0] = 0.0
+        assert skyrl.LEFT_OUT.explains("gradient", given, {}, theirs, ours) == excused
+
+
+def test_terms_that_cancel_leave_their_rounding():
+    """CISPO's loss of 1,400 tokens is a sum of +-4 that is about 0: in float32 it is right to 3e-5, and not to 3e-2."""
+    given = batch("long", 1)
+    slope = torch.where(torch.arange(700) % 2 == 0, 2.0, -2.0).expand(2, 700)
+    found = {"loss": -3e-5, "gradient": slope}
+    assert 1000 < size_of_terms(found, given) < 10_000
+    assert unequal(0.0, -3e-5, 2e-5, size_of_terms(found, given)) is None
+    assert unequal(0.0, -0.3, 2e-5, size_of_terms(found, given)) is not None
+    assert unequal(0.0, -3e-5, 2e-5) is not None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from random import Random
 from typing import Any
@@ -113,6 +114,19 @@ FAR_KL = Declared(
 OF_LOSSES = (BF16, LEFT_OUT, EMPTY, FAR_KL)
 # gspo, and losses of verl that have no clamp.
 OWN = {"gspo": (NO_LOWER_CLAMP,), "geo_mean": (CLAMP,)}
+
+
+def of_mode(mode: str, known: Declared) -> Declared:
+    """Restrict a difference to configurations with one loss_mode."""
+
+    def when(given: Batch, settings: dict[str, Any]) -> bool:
+        return bool(
+            settings["actor_rollout_ref"]["actor"]["policy_loss"]["loss_mode"] == mode and known.when(given, settings)
+        )
+
+    return replace(known, when=when)
+
+
 CUT = Declared(
     "shares of tokens that dppo clips",
     "dropins_in_depth.md",
@@ -346,7 +360,7 @@ def of_losses(source: Source) -> Iterator[Row]:
         whole,
         partial(whole_configuration, gspo_averages=averages),
         old=lambda batch, settings: None if settings["algorithm"]["rollout_correction"]["bypass_mode"] else batch.old,
-        declared=(*OF_LOSSES, WHOLE_ICEPOP),
+        declared=(*OF_LOSSES, WHOLE_ICEPOP, *(of_mode(mode, known) for mode, (known,) in OWN.items())),
         kinds=SOME,
         within=COUNTED,
     )
