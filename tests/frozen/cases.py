@@ -15,8 +15,8 @@ from .generator import SURROGATES, Layout, random_loss, random_spec, random_toke
 
 Draw = Callable[[], Call | CallOfRanks]
 
-# Random Specs, Losses of each surrogate, calls of several ranks.
-SPECS, LOSSES, OF_RANKS = 400, 20, 120
+# Random Specs, Losses of each surrogate, those of log-ratios beyond every clamp, calls of several ranks.
+SPECS, LOSSES, FAR, OF_RANKS = 400, 20, 6, 120
 
 
 def every() -> Iterator[tuple[str, Draw]]:
@@ -33,6 +33,9 @@ def every() -> Iterator[tuple[str, Draw]]:
     for name in SURROGATES:
         for i in range(LOSSES):
             yield f"loss/{name}/{i}", partial(_loss, name, i)
+    for name in SURROGATES:
+        for i in range(FAR):
+            yield f"far/{name}/{i}", partial(_far, name, i)
 
 
 def _preset(name: str, i: int) -> Call:
@@ -61,6 +64,16 @@ def _loss(name: str, i: int) -> Call:
     if spec is not None and (len(spec.report) > 1 or i % 4 == 1):
         spec = random_spec(rng, ("token", "sequence"), rules=False)
     return loss_call(rng, random_loss(rng, name), spec)
+
+
+def _far(name: str, i: int) -> Call:
+    """A Loss with every term, of log-ratios beyond every clamp."""
+    rng = random.Random(f"far {name} {i}")
+    drawn, scopes = random_loss(rng, name), ("kept", "all")
+    kl = rc.KL(rng.choice(("k1", "k2", "k3", "abs")), 0.1, scope=rng.choice(scopes), weight=rng.choice((None, "ratio")))
+    loss = rc.Loss(drawn.surrogate, drawn.mean, kl, rc.SquaredLogRatio(0.1, rng.choice(scopes)))
+    spec = random_spec(rng, ("token", "sequence"), rules=False) if i % 2 else None
+    return loss_call(rng, loss, spec, far=True)
 
 
 # --- declared variants ---

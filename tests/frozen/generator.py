@@ -106,8 +106,8 @@ def lengths_of(rng: random.Random, kind: str) -> list[int]:
     return [rng.randint(1, 400) if rng.random() < 0.95 else 0 for _ in range({"middle": 30, "large": 400}[kind])]
 
 
-def random_tokens(rng: random.Random, kind: str = "small", all_valid: bool = False) -> Tokens:
-    """Tokens with holes, broken ones and outliers in a share of the batches."""
+def random_tokens(rng: random.Random, kind: str = "small", all_valid: bool = False, far: bool = False) -> Tokens:
+    """Tokens with holes, broken ones and outliers in a share of the batches; `far`: outliers in every column."""
     lengths = lengths_of(rng, kind)
     invalid = 0.0 if all_valid else rng.choice((0.0, 0.2, 0.2, 0.7))
     scale = rng.choice((0.02, 0.1, 0.4, 1.5))
@@ -125,6 +125,11 @@ def random_tokens(rng: random.Random, kind: str = "small", all_valid: bool = Fal
         _outliers(rng, columns, valid)
     if rng.random() < 0.3:
         _broken(rng, columns, valid)
+    if far:
+        for t in range(len(valid)):
+            if rng.random() < 0.3:
+                name = rng.choice(("train", "rollout", "new", "ref"))
+                columns[name][t] = rng.choice((-9999.0, -1100.5, -88.0, -25.0, -1e-12))
     for t, is_valid in enumerate(valid):
         if not is_valid:
             for name, column in columns.items():
@@ -367,6 +372,7 @@ def random_batch(
     per_sequence: bool | None = None,
     extras: float = 0.12,
     part: Tokens | None = None,
+    far: bool = False,
 ) -> Drawn:
     """A batch with what a call needs, and some of what it does not.
 
@@ -381,13 +387,14 @@ def random_batch(
         extras: The probability of each part that the call does not need.
         part: The tokens, which one of several ranks holds. They come with a mask, and what could be of tokens or of
             sequences is of tokens. Equal draws for every rank make calls that go together.
+        far: Log-ratios lie beyond every clamp at a third of the tokens.
     """
     layout = random_layout(rng) if layout is None else layout
     dtypes = rng.choice(DTYPES) if dtypes is None else dtypes
     mask_dtype, value = rng.choice(MASKS) if mask is None else mask
     if part is not None:
         mask_dtype, per_sequence = mask_dtype or torch.bool, False
-    tokens = part or random_tokens(rng, kind, all_valid=mask_dtype is None)
+    tokens = part or random_tokens(rng, kind, mask_dtype is None, far)
     laid = LaidOut(tokens, layout, rng)
     # Without a mask padding counts as tokens, and zeros are what it looks like.
     drawn = Drawn({}, {}, laid, dtypes, 0.0 if layout.padded and mask_dtype is None else None)
