@@ -51,7 +51,7 @@ def corrects() -> None:
 
 
 def operators() -> None:
-    """Torch knows the operators, and traces through one without running it."""
+    """Torch knows the operators, traces through both calls without running them, and differentiates around one."""
     import torch
 
     import rollout_corr as rc
@@ -60,6 +60,25 @@ def operators() -> None:
     spec = rc.Spec(weight=rc.Weight.token(upper=1.05))
     traced = torch.compile(lambda x: rc.correct(x, x - 0.1, spec=spec).weights, backend="eager", fullgraph=True)
     torch.testing.assert_close(traced(torch.zeros(2, 3)), torch.full((2, 3), 1.05))
+    loss = rc.Loss(rc.PPO(0.2))
+
+    def by_mask(new: torch.Tensor, old: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        out = rc.correct(old, old - 0.1, mask=mask, spec=spec)
+        given = {"loss": loss, "old_logp": old, "correction": out}
+        return rc.policy_loss(new, torch.ones(2), mask=mask, **given).value
+
+    def by_batch(new: torch.Tensor, old: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        batch = rc.Batch(mask=mask)
+        out = rc.correct(old, old - 0.1, batch, spec=spec)
+        return rc.policy_loss(new, torch.ones(2), batch, loss, old_logp=old, correction=out).value
+
+    mask = torch.tensor([[True, True, False], [True, False, False]])
+    for call in (by_mask, by_batch):
+        new = torch.zeros(2, 3, requires_grad=True)
+        torch.compile(call, backend="eager", fullgraph=True)(new, torch.zeros(2, 3), mask).backward()
+        torch.testing.assert_close(new.grad, mask * torch.tensor(-1.05 / 3))
+    slope = torch.func.grad(lambda x: (rc.correct(x, x.detach() - 0.1, spec=spec).weights * x).sum())(torch.zeros(2, 3))
+    torch.testing.assert_close(slope, torch.full((2, 3), 1.05))
 
 
 def compiled() -> str | None:
