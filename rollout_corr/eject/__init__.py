@@ -152,9 +152,10 @@ def check(source: str) -> tuple[bool, list[str]]:
     lines = source.splitlines()
     command = next((line for line in lines if line.startswith(COMMAND)), None)
     digest = next((i for i, line in enumerate(lines) if line.startswith(DIGEST)), None)
-    if command is None or digest is None:
+    words = [] if command is None else command.removeprefix(COMMAND).split()
+    if digest is None or not words:
         return False, ["not written by rollout-corr eject: its header is missing"]
-    name, *flags = command.removeprefix(COMMAND).split()
+    name, *flags = words
     framework = flags[flags.index("--for") + 1] if "--for" in flags[:-1] else None
     again = eject(name, loss="--loss" in flags, kernel="--kernel" in flags, framework=framework,
                   metrics="--metrics" in flags).splitlines()  # fmt: skip

@@ -158,19 +158,24 @@ def loss_differs(file: Any, correct: Any, name: str, given: Batch) -> Iterator[s
     base = wanted.base_of(loss, needs)
     value = file.policy_loss(mine, base and logps[base], advantages, mask, cu_seqlens, ref_logp=logps.get("ref_logp"),
                              **factors)  # fmt: skip
-    for of in (value, out.value):
-        (1.7 * of).backward()
-    if value.dtype != out.value.dtype:
-        yield "dtype"
-    if not torch.isclose(value, out.value, rtol=2e-5, atol=2e-6, equal_nan=True):
-        yield f"value {value.item()!r}, not {out.value.item()!r}"
     passed_on = spec is not None and spec.nonfinite == "propagate"
-    if passed_on and not (given.finite and all(x[given.valid].isfinite().all() for x in logps.values())):
-        return  # what NaN and infinity become in a gradient is nobody's promise
+    numbers = given.finite and all(x[given.valid].isfinite().all() for x in logps.values())
+    # What NaN and infinity become in a gradient, where they are passed on, is nobody's promise.
+    yield from values_differ(value, mine, out.value, theirs, gradient=numbers or not passed_on)
+
+
+def values_differ(value: Tensor, mine: Tensor, other: Tensor, theirs: Tensor, gradient: bool = True) -> Iterator[str]:
+    """What differs between two losses, each of its own copy of new_logp."""
+    for of in (value, other):
+        (1.7 * of).backward()
+    if value.dtype != other.dtype:
+        yield "dtype"
+    if not torch.isclose(value, other, rtol=2e-5, atol=2e-6, equal_nan=True):
+        yield f"value {value.item()!r}, not {other.item()!r}"
     assert mine.grad is not None and theirs.grad is not None
-    largest = theirs.grad.abs().nan_to_num(0.0, 0.0, 0.0).max().item() if new.numel() else 0.0
-    near = max(2e-5, torch.finfo(new.dtype).eps if new.dtype in (torch.bfloat16, torch.float16) else 0.0) * largest
-    if not torch.allclose(mine.grad.double(), theirs.grad.double(), rtol=0.0, atol=near, equal_nan=True):
+    largest = theirs.grad.abs().nan_to_num(0.0, 0.0, 0.0).max().item() if mine.numel() else 0.0
+    near = max(2e-5, torch.finfo(mine.dtype).eps if mine.dtype in (torch.bfloat16, torch.float16) else 0.0) * largest
+    if gradient and not torch.allclose(mine.grad.double(), theirs.grad.double(), rtol=0.0, atol=near, equal_nan=True):
         yield f"gradient, by {(mine.grad - theirs.grad).abs().max():g} of {largest:g}"
 
 
@@ -187,6 +192,49 @@ def differences(name: str, loss: bool, batches: int, first: int = 0) -> Iterator
         given = batch(zlib.crc32(name.encode()) + seed)
         found = loss_differs(file, correct, name, given) if loss else correction_differs(file, spec, given)
         yield from (f"batch {seed}: {what}" for what in found)
+
+
+def random_spec(random: Random) -> rc.Spec:
+    """A Spec of what the files say, with bounds that the batches cross."""
+
+    def bounds(stat: str) -> dict[str, float | None]:
+        around = {"ratio": (0.9, 1.1), "k1": (-0.1, 0.1)}.get(stat, (0.001, 0.1))
+        lower, upper = random.choice(((around[0], None), (None, around[1]), around))
+        return {"lower": lower, "upper": upper}
+
+    def criterion(place: int) -> rc.Criterion:
+        stat, over = random.choice(wanted.STATS), random.choice(("token", "sequence"))
+        reduce = random.choice(("sum", "mean", "min", "max")) if over == "sequence" else None
+        drop = random.choice(("unit", "sequence"))
+        return rc.Criterion(stat, over, reduce, drop=drop, token_clamp=random.choice((None, 0.2)), label=f"c{place}",
+                            **bounds(stat))  # fmt: skip
+
+    make = random.choice((None, rc.Weight.token, rc.Weight.product, rc.Weight.geometric))
+    weight = make and make(outside=random.choice(("clamp", "zero")), token_clamp=random.choice((None, 0.5)),
+                           **random.choice(({}, bounds("ratio"))))  # fmt: skip
+    return rc.Spec(
+        weight,
+        tuple(criterion(place) for place in range(random.choice((0, 1, 2, 3)))),
+        rejected=random.choice(("mask", "zero", "both")),
+        clamp=random.choice((20.0, 1.0)),
+        nonfinite=random.choice(("reject", "neutral", "propagate")),
+        sums_over=random.choice(("valid", "kept")),
+    )
+
+
+def random_loss(random: Random) -> rc.Loss:
+    """A Loss of what the files say."""
+    surrogates = (
+        rc.PPO(0.2, 0.3), rc.PPO(0.2, INF, dual=3.0), rc.PPO(0.1, 0.2, delta=1.5, clamp=1.0), rc.GSPO(0.01, 0.02),
+        rc.GSPO(0.01, 0.02, through="token", dual=2.0), rc.Score(upper=1.1), rc.Score(0.9, 1.1, outside="zero"),
+        rc.Reinforce(), rc.SAPO(), rc.GPG(),
+    )  # fmt: skip
+    of = random.choice(("token", "sequence", "sequence_sum", "sum"))
+    over = random.choice(("original", "kept", *(["rows"] if of.startswith("sequence") else [])))
+    mean = rc.Mean(of, "original" if of == "sum" else over, 7.0 if of == "sequence_sum" else None)
+    kl = rc.KL(random.choice(("k1", "k2", "k3", "abs")), 0.3, random.choice((None, "k2")), random.choice((20.0, 0.5)),
+               random.choice((None, 0.05)), random.choice((None, "ratio", "weights")))  # fmt: skip
+    return rc.Loss(random.choice(surrogates), mean, random.choice((None, kl)))
 
 
 def every() -> Iterator[tuple[str, bool]]:

@@ -4,14 +4,26 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
+from functools import partial
 from pathlib import Path
+from random import Random
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 import rollout_corr as rc
 import rollout_corr.eject as room
-from builders.files_to_copy import batch, correction_differs, differences, every, loaded
+from builders.files_to_copy import (
+    batch,
+    correction_differs,
+    differences,
+    every,
+    loaded,
+    random_loss,
+    random_spec,
+    values_differ,
+)
 from rollout_corr.eject import CannotEject, correction, loss, wanted
 from rollout_corr.eject.markers import cut
 from rollout_corr.frameworks.shared.preset import RECIPES
@@ -53,6 +65,44 @@ def test_files_are_the_package_on_random_batches(framework):
     """Masks and verdicts are equal, weights to 1e-6, value and gradient of a loss to 2e-5 of the largest."""
     for name, of_loss in NAMES[framework]:
         assert list(differences(name, of_loss, 5)) == [], (name, of_loss)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_a_correction_is_the_package_for_any_settings(seed):
+    """The file as it stands, and without the branches that these settings never take."""
+    spec = random_spec(Random(seed))
+    values = wanted.of_correction(spec) | {"metrics": True}
+    source = room._source("correction")
+    whole = correction.Settings(
+        **values | {"criteria": tuple(correction.Criterion(**one) for one in values["criteria"])}
+    )
+    uncut = SimpleNamespace(correct=partial(correction.correct, settings=whole))
+    for file in (loaded(cut(source, values)), uncut):
+        for number in range(4):
+            assert list(correction_differs(file, spec, batch(1000 * seed + number))) == [], spec
+
+
+@pytest.mark.parametrize("seed", range(0, 200, 10))
+def test_a_loss_is_the_package_for_any_settings(seed):
+    """With weights that may be NaN, a training mask and a total from outside, or without."""
+    for number in range(seed, seed + 10):
+        given, asked = batch(number), random_loss(Random(number))
+        new, base, mask, cu_seqlens, random, draw = given
+        old, ref = random.choice((None, base)), base + 0.25 if asked.kl else None
+        advantages = torch.randn(random.choice((new.shape, (given.count,))), generator=draw)
+        weights = torch.rand(new.shape, generator=draw)
+        weights[torch.rand(new.shape, generator=draw) < 0.1] = float("nan")
+        factors = {"weights": random.choice((None, weights)), "mask": random.choice((None, weights < 0.7))}
+        total = 17.0 if asked.mean.of != "sum" and asked.mean.over == "original" and random.random() < 0.5 else None
+        needs = (*(["old_logp"] if old is not None else []), *(["ref_logp"] if asked.kl else []))
+        settings = loss.Settings(**wanted.of_loss(None, asked, SimpleNamespace(needs=needs), None))
+        mine, theirs = (new.detach().clone().requires_grad_() for _ in range(2))
+        of_package = rc.Batch(mask=mask, cu_seqlens=cu_seqlens, total=total)
+        out = rc.policy_loss(theirs, advantages, of_package, asked, old_logp=old, ref_logp=ref,
+                             correction=rc.Factors(**factors))  # fmt: skip
+        value = loss.policy_loss(mine, old, advantages, mask, cu_seqlens, factors["weights"], factors["mask"], ref,
+                                 total, settings)  # fmt: skip
+        assert list(values_differ(value, mine, out.value, theirs)) == [], (number, asked)
 
 
 def test_the_page_names_what_no_file_says():
