@@ -22,19 +22,20 @@ PLAIN = (ast.Compare, ast.cmpop, ast.Attribute, ast.Name, ast.Constant, ast.Tupl
 
 def cut(source: str, values: Mapping[str, Any]) -> str:
     """The file for these values of its `Settings`; a criterion is a mapping."""
-    settings = settings_in(source, values)
-    text = "\n".join(_Branches(source, settings).lines()) + "\n"
-    read = _names(source) | {name for _, name in _attributes(ast.parse(source))}
-    known = [name for node in _definitions(source) for name in (node.name, *(item.name for item in _members(node)))]
+    tree = ast.parse(source)
+    settings = _settings_in(tree, values)
+    text = "\n".join(_Branches(source, tree, settings).lines()) + "\n"
+    read = _names(tree) | {name for _, name in _attributes(tree)}
+    known = [name for node in _definitions(tree) for name in (node.name, *(item.name for item in _members(node)))]
     entries = {name for name in known if name not in read and name[0] != "_"}
     while (less := _without_unread(text, entries, settings)) != text:
         text = less
     return re.sub(r"\n{4,}", "\n\n\n", _with_defaults(text, settings)).rstrip("\n") + "\n"
 
 
-def settings_in(source: str, values: Mapping[str, Any]) -> Any:
+def _settings_in(tree: ast.Module, values: Mapping[str, Any]) -> Any:
     """Make the `Settings` of a file, which need not be importable here: kernel.py imports Triton."""
-    classes = [node for node in _definitions(source) if node.name in OWNERS]
+    classes = [node for node in _definitions(tree) if node.name in OWNERS]
     scope: dict[str, Any] = {"__name__": "settings", "dataclass": dataclass}
     exec(compile(ast.Module([*classes], []), "settings", "exec", dont_inherit=True), scope)
     criteria = tuple(scope["Criterion"](**criterion) for criterion in values.get("criteria", ()))
@@ -47,11 +48,11 @@ def settings_in(source: str, values: Mapping[str, Any]) -> Any:
 class _Branches:
     """A file whose branches are decided."""
 
-    def __init__(self, source: str, settings: Any) -> None:
+    def __init__(self, source: str, tree: ast.Module, settings: Any) -> None:
         self._source, self._settings = source.splitlines(), settings
         self._gone: set[int] = set()  # lines, counted from 1
         self._moved: dict[int, int] = {}  # how many levels to the left
-        self._block(ast.parse(source).body, list(getattr(settings, "criteria", ())))
+        self._block(tree.body, list(getattr(settings, "criteria", ())))
 
     def lines(self) -> Iterator[str]:
         """The lines that are left."""
@@ -153,7 +154,8 @@ class _Branches:
 
 def _without_unread(text: str, entries: set[str], settings: Any) -> str:
     """The text without definitions, fields, parameters and imports that nothing in it reads."""
-    tree, lines, names = ast.parse(text), text.splitlines(), _names(text)
+    tree, lines = ast.parse(text), text.splitlines()
+    names = _names(tree)
     capitals = {field.name.upper() for field in fields(settings)}
     read = _attributes(tree)
     gone: set[int] = set()
@@ -167,7 +169,8 @@ def _without_unread(text: str, entries: set[str], settings: Any) -> str:
                 if not by and item.name.upper() not in names and (owners or item.name not in entries):
                     gone |= _span(item.node)
         elif isinstance(node, ast.FunctionDef):
-            unread = capitals & {parameter.arg for parameter in node.args.args} - _names(ast.Module(node.body, []))
+            if unread := capitals & {parameter.arg for parameter in node.args.args}:
+                unread -= _names(ast.Module(node.body, []))
             for place in _places(tree, node, unread) if unread else ():
                 gone |= _span(place)
         elif isinstance(node, (ast.Import, ast.ImportFrom)) and getattr(node, "module", None) != "__future__":
@@ -243,13 +246,11 @@ def written(value: object) -> str:
     return f'float("{value}")' if isinstance(value, float) and not math.isfinite(value) else repr(value)
 
 
-def _definitions(source: str | ast.Module) -> list[ast.FunctionDef | ast.ClassDef]:
-    tree = ast.parse(source) if isinstance(source, str) else source
+def _definitions(tree: ast.Module) -> list[ast.FunctionDef | ast.ClassDef]:
     return [node for node in tree.body if isinstance(node, (ast.FunctionDef, ast.ClassDef))]
 
 
-def _names(source: str | ast.AST) -> set[str]:
-    tree = ast.parse(source) if isinstance(source, str) else source
+def _names(tree: ast.AST) -> set[str]:
     return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
 
 

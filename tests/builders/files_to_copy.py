@@ -12,6 +12,8 @@ import sys
 import types
 import zlib
 from collections.abc import Iterator
+from functools import cache
+from importlib.resources import files
 from random import Random
 from typing import Any, NamedTuple
 
@@ -21,6 +23,7 @@ from torch import Tensor
 import rollout_corr as rc
 from rollout_corr.definition.offsets import OffsetsError
 from rollout_corr.eject import CannotEject, eject, wanted
+from rollout_corr.eject.markers import cut
 from rollout_corr.frameworks.shared.preset import RECIPES
 
 NAN, INF = float("nan"), float("inf")
@@ -179,6 +182,13 @@ def values_differ(value: Tensor, mine: Tensor, other: Tensor, theirs: Tensor, gr
         yield f"gradient, by {(mine.grad - theirs.grad).abs().max():g} of {largest:g}"
 
 
+@cache
+def corrects(spec: rc.Spec) -> Any:
+    """`correct` of a file; many recipes have one Spec."""
+    source = files("rollout_corr.eject").joinpath("correction.py").read_text(encoding="utf-8")
+    return loaded(cut(source, wanted.of_correction(spec))).correct
+
+
 def differences(name: str, loss: bool, batches: int, first: int = 0) -> Iterator[str]:
     """What differs on so many batches, from that of a seed on.
 
@@ -187,7 +197,7 @@ def differences(name: str, loss: bool, batches: int, first: int = 0) -> Iterator
     """
     file = loaded(eject(name, loss=loss, metrics=not loss))
     spec = rc.recipe(name).spec if loss else rc.spec(name)
-    correct = loaded(eject(name)).correct if loss and spec is not None else None
+    correct = corrects(spec) if loss and spec is not None else None
     for seed in range(first, first + batches):
         given = batch(zlib.crc32(name.encode()) + seed)
         found = loss_differs(file, correct, name, given) if loss else correction_differs(file, spec, given)
