@@ -466,7 +466,7 @@ def decide_kernel(
                                                 numbers, turns, PLAN, SHAPE, BY_OWNER)  # fmt: skip
         tl.store(keep_out + sequence, keep.to(tl.int8), mask=tl.where(share == 0, known, False))
         rejected, weightless = known & (keep == 0), known & weightless_of(keep, nonfinite, PLAN)
-        if PLAN.applies and not PLAN.turns:
+        if (PLAN.applies or PLAN.leaves) and not PLAN.turns:
             store_states(states, sequence_weights, sequence, known, state, rejected, weightless, weight, PLAN)
     elif program < sequence_programs * shares + parts * groups(PLAN):
         k = program - sequence_programs * shares

@@ -66,6 +66,9 @@ class CorrectFound:
     keep_turns: Tensor | None = None  # [U] bool
     mean: Tensor | None = None  # 0-d float64: what `normalize="batch"` divides by
     ages: Tensor | None = None  # [5] float64, the sums and then the maxima of ages
+    # What is left for the pass of a loss: [S] int32, the bits of units.py, and the weights of sequences.
+    states: Tensor | None = None
+    sequence_weights: Tensor | None = None
 
 
 # --- the operation ---
@@ -84,7 +87,7 @@ class CorrectOperation(Operation):
     def __init__(
         self, spec: Spec, device: torch.device, dtypes: tuple[torch.dtype | None, ...],
         externals: tuple[torch.dtype | None, ...], per_sequence: bool, mass_of_rollout: bool,
-        versions_of_sequences: bool, packed: bool, split: bool,
+        versions_of_sequences: bool, packed: bool, split: bool, leaves: bool = False,
     ) -> None:  # fmt: skip
         train, rollout, mask, offsets, advantages, log_mass, versions = dtypes
         assert train is not None and rollout is not None
@@ -97,10 +100,11 @@ class CorrectOperation(Operation):
             advantages=None if advantages is None else ("sequence" if per_sequence else "token"),
             writes_weights=spec.returns_weights,
             # Without a mask a packed batch gets one of its sequences' tokens.
-            writes_mask=spec.edits_mask or (packed and mask is None),
+            writes_mask=not leaves and (spec.edits_mask or (packed and mask is None)),
             edits_mask=spec.edits_mask,
             mass=None if log_mass is None else ("rollout" if mass_of_rollout else "train"),
             ages=None if versions is None else ("sequence" if versions_of_sequences else "token"),
+            leaves=leaves,
         )
         maxima = len(plan.token_maxima) + len(plan.sequence_maxima) + len(plan.call_maxima)
         bins = HISTOGRAM_BINS * (plan.full + plan.bins_weights)
@@ -141,7 +145,7 @@ def tables_of(plan: Plan, kind: torch.dtype) -> list[Table]:
         Table("sequence_maxima", "sequence_rows", len(plan.sequence_maxima), torch.float64),
         Table("counter", "sequence_rows", None, torch.int32),
         Table("states", "sequences", None if plan.applies else 0, torch.int32),  # bits; see decide.py
-        Table("sequence_weights", "sequences", None if plan.spreads else 0, kind),
+        Table("sequence_weights", "sequences", None if plan.spreads and plan.applies else 0, kind),
     ]
 
 
@@ -161,9 +165,11 @@ def run(given: CorrectOperands, spec: Spec, out: Outputs = NEW) -> CorrectFound:
 
 
 def prepare(
-    given: CorrectOperands, spec: Spec, split: bool = False, out: Outputs = NEW
+    given: CorrectOperands, spec: Spec, split: bool = False, out: Outputs = NEW, leaves: bool = False
 ) -> tuple[CorrectFound, tuple[Launch, ...]]:
     """Allocate everything and list what has to be launched, from metadata alone.
+
+    With `leaves` no weights and no mask are written: a loss that follows computes them again, in its own pass.
 
     With `split` there is one more launch, the second, which fills `by_owner` of the results: what ranks that hold parts
     of sequences have to add up before the third. So they do with the owners in `parts_of_turns`, then `settle` it.
@@ -176,14 +182,14 @@ def prepare(
         keep_turns = torch.empty(turns.shape[0] - 1, dtype=torch.bool, device=given.train.device)
     train, rollout, mask, offsets = given.train, given.rollout, given.mask, given.offsets
     advantages, log_mass, device = given.advantages, given.log_mass, train.device
-    ids, of_sequences, current = (None, False, 0) if given.versions is None else given.versions
+    ids, ages_of_sequences, current = (None, False, 0) if given.versions is None else given.versions
     externals: tuple[Tensor, ...] = ()
     if given.externals or given.new is not None:
         externals = tuple([x.contiguous() for x in (*given.externals, given.new) if x is not None])
     operation = operation_for(
         spec, device, dtypes_of((train, rollout, mask, offsets, advantages, log_mass, ids)),
-        dtypes_of(externals) if externals else (), given.per_sequence, given.mass_of_rollout, of_sequences,
-        whole.offsets is not None, split,
+        dtypes_of(externals) if externals else (), given.per_sequence, given.mass_of_rollout, ages_of_sequences,
+        whole.offsets is not None, split, leaves,
     )  # fmt: skip
     plan = operation.plan
     strided = (train, rollout) if mask is None else (train, rollout, mask)
@@ -193,7 +199,9 @@ def prepare(
         grid = of_units(grid, count)
     weights, mask_out = out if turns is None else [None if x is None else x.reshape(-1) for x in out]
     histogram, by_owner = None, None
-    if plan.writes_weights and weights is None:
+    states = torch.empty(count, dtype=torch.int32, device=device) if leaves else None
+    of_sequences = torch.empty(count, dtype=operation.kind, device=device) if leaves and plan.spreads else None
+    if plan.writes_weights and weights is None and not leaves:
         weights = torch.empty(*train.shape, dtype=operation.kind, device=device)
     if plan.writes_mask and mask_out is None:
         mask_out = torch.empty(*train.shape, dtype=torch.bool if mask is None else mask.dtype, device=device)
@@ -207,10 +215,13 @@ def prepare(
         "log_mass": None if log_mass is None else log_mass.contiguous(),
         "versions": None if ids is None else ids.contiguous(),
         "advantages": advantages.contiguous() if plan.advantages and advantages is not None else None,
-        "weights": weights if plan.writes_weights else None, "mask_out": mask_out if plan.writes_mask else None,
+        "weights": weights if plan.writes_weights and not leaves else None,
+        "mask_out": mask_out if plan.writes_mask else None,
         "keep_out": keep, "keep_turns_out": keep_turns, "statistics": statistics, "histogram": histogram,
         "numbers": operation.numbers.read(),
     }  # fmt: skip
+    if leaves:
+        tensors |= {"states": states, "sequence_weights": of_sequences}
     if split:
         by_owner = _by_owner(plan, grid.unit_count, device)
         tensors |= {f"{table}_out": x if getattr(plan, table) else None for table, x in vars(by_owner).items()}
@@ -218,6 +229,7 @@ def prepare(
     if keep_turns is not None:
         weights, mask_out = _shaped(weights, out[0], whole), _shaped(mask_out, out[1], whole)
     found = CorrectFound(weights, mask_out, keep, statistics, by_owner, None, keep_turns)
+    found.states, found.sequence_weights = states, of_sequences
     if of_ages:
         found.statistics, found.ages = statistics[:many], statistics[many : many + of_ages]
     if plan.mean is not None:

@@ -161,6 +161,9 @@ class Plan(Tables):
     # What is added up over the turns of a sequence: statistics by their names, and what the sequence needs.
     turn_sums: tuple[str, ...] = ()
     turn_maxima: tuple[str, ...] = ()
+    # What is decided about sequences is left for the pass of a loss, which weighs and tests tokens again.
+    leaves: bool = False
+    settled: bool = False  # this is the plan of that pass: without columns
 
     __hash__ = Tables.__hash__
 
@@ -255,7 +258,7 @@ class Plan(Tables):
     @property
     def writes_token_weights(self) -> bool:
         """Whether `read` writes weights."""
-        return self.writes_weights and (self.marks or not self.spreads)
+        return self.writes_weights and not self.leaves and (self.marks or not self.spreads)
 
     @property
     def zeroes_weights(self) -> bool:
@@ -272,12 +275,14 @@ class Plan(Tables):
     @property
     def zeroes(self) -> bool:
         """Whether `decide` zeroes what `read` wrote of rejected sequences."""
-        return not self.applies and (self.zeroes_weights or self.zeroes_mask)
+        return not self.applies and not self.leaves and (self.zeroes_weights or self.zeroes_mask)
 
     @property
     def applies(self) -> bool:
         """Whether `apply` is launched: it looks at every token again."""
         late = self.turns or bool(self.thinning_criteria)
+        if self.leaves:
+            return False
         return self.spreads or (late and (self.zeroes_weights or self.zeroes_mask))
 
 

@@ -14,8 +14,10 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
+from ..correct.plan import Plan, Tables
 from ..correct.read import correct_tokens
 from ..correct.steps import Context, Step, count_outside
+from ..correct.units import REJECTED, WEIGHTLESS
 from ..gather import slot_tables
 from ..partials import add_up_part, count_in, groups, reset, zero_counters
 from ..sums import (
@@ -50,9 +52,11 @@ from ..tiles import (
     places_of,
     store_step,
     tile_of_program,
+    zeros_by,
 )
 from ..tokens import LARGEST_D, has, is_finite, limited, number, over_kept_set, real, thresholds
 from .formulas import Token, penalty, penalty_factor, policy
+from .plan import LossPlan
 from .sequences import assumed_divisor, finish, prepare_sequences
 
 SMALLEST_WEIGHT = tl.constexpr(1e-10)  # in a geometric mean
@@ -377,6 +381,8 @@ class OfUnits(NamedTuple):
     """Tables by sequence; of the last three entry s - `span.owner` is that of a slot of this tile."""
 
     advantages: tl.tensor
+    states: tl.tensor  # what a settled correction has decided, see `correct.units`
+    weights: tl.tensor  # its weights of sequences
     levels: tl.tensor
     pulls: tl.tensor
     inners: tl.tensor
@@ -390,6 +396,33 @@ def at_tokens(
     """Load a table by sequence for the tokens of a step."""
     return of_sequences(table, like, walk.span, walk.first, walk.offsets, walk.tile, walk.extents, PLAN, TILING,
                         own=own)  # fmt: skip
+
+
+@triton.constexpr_function
+def columns_of(plan: LossPlan, spec: Plan | None) -> Tables:
+    """Return the plan whose columns a pass fills: the correction's, unless that has run before."""
+    return plan if spec is None or spec.settled else spec
+
+
+@triton.constexpr_function
+def counts_outside(spec: Plan | None) -> bool:
+    """Return whether the tokens of no sequence are counted: by the first pass of a correction."""
+    return spec is not None and not spec.settled
+
+
+@triton.jit
+def settle(
+    weight: tl.tensor, kept: tl.tensor, of_units: OfUnits, walk: Walk, SPEC: tl.constexpr, TILING: tl.constexpr
+) -> tuple[tl.tensor, tl.tensor]:
+    """Apply what was decided about sequences to the weights and the training mask of a step."""
+    state = at_tokens(of_units.states, zeros_by(weight), walk, SPEC, TILING)
+    if SPEC.spreads:
+        # Without marks every token has the weight of its sequence.
+        weight = tl.where(weight != 0.0, at_tokens(of_units.weights, weight, walk, SPEC, TILING), 0.0)
+    weight = tl.where((state & WEIGHTLESS) != 0, 0.0, weight)
+    if SPEC.edits_mask:
+        kept = kept & ((state & REJECTED) == 0)
+    return weight, kept
 
 
 @triton.jit
@@ -408,14 +441,14 @@ def take_step(
 
     own: The advantage of the span's owner.
     """
-    COLUMNS: tl.constexpr = PLAN if SPEC is None else SPEC
+    COLUMNS: tl.constexpr = columns_of(PLAN, SPEC)
     tile, first, outside = walk.tile, walk.first, walk.first * 0
     whole = (first >= tile.begin) & (first + TILING.step <= tile.end)
     if whole:
         step = load_inputs(inputs, marks, tile, first, PLAN, TILING, True)
     else:
         step = load_inputs(inputs, marks, tile, first, PLAN, TILING, False)
-        if SPEC is not None:
+        if counts_outside(SPEC):
             outside += count_outside(step.marked, step.valid, tile, first, PLAN, TILING)
     like, found = step.new.to(real(PLAN)), nothing(COLUMNS)
     advantage, level, pull, inner = like, like, like, like
@@ -434,7 +467,11 @@ def take_step(
         context = Context(tile, walk.span, first, whole, walk.extents, walk.offsets, of_units.advantages, externals,
                           gradient, 0, gradient, spec_numbers)  # fmt: skip
         logps = Step(step.train, step.rollout, step.marked, step.valid, step.mass)
-        found, weight, trained = correct_tokens(found, logps, like, advantage, like, context, SPEC, TILING)
+        if SPEC.settled:
+            _, weight, trained = correct_tokens((), logps, like, advantage, like, context, SPEC, TILING)
+            weight, trained = settle(weight, trained, of_units, walk, SPEC, TILING)
+        else:
+            found, weight, trained = correct_tokens(found, logps, like, advantage, like, context, SPEC, TILING)
         step = with_correction(step, weight, trained, PLAN)
     values = SequenceValues(advantage, level, pull, inner, numbers)
     found, slope = loss_of_step(found, step, values, PLAN, COLUMNS)
@@ -462,11 +499,11 @@ def gradient_kernel(
     train_logp: tl.tensor, rollout_logp: tl.tensor, new_logp: tl.tensor, base_logp: tl.tensor, ref_logp: tl.tensor,
     weights: tl.tensor, trains: tl.tensor, mask: tl.tensor, log_mass: tl.tensor, scales: tl.tensor, chosen: tl.tensor,
     advantages: tl.tensor, externals: tl.tuple, offsets: tl.tensor, within: tl.tensor, numbers: tl.tensor,
-    spec_numbers: tl.tensor, levels: tl.tensor, pulls: tl.tensor, inners: tl.tensor, gradient: tl.tensor,
-    counts: tl.tensor, integers: tl.tensor, floats: tl.tensor, peaks: tl.tensor, token_sums: tl.tensor,
-    token_maxima: tl.tensor, counter: tl.tensor, part_counter: tl.tensor, part_sums: tl.tensor, part_maxima: tl.tensor,
-    given: tl.tensor, value: tl.tensor, divisor: tl.tensor, rest: tl.tensor, flags: tl.tensor, before: tl.tensor,
-    statistics: tl.tensor,
+    spec_numbers: tl.tensor, states: tl.tensor, sequence_weights: tl.tensor, levels: tl.tensor, pulls: tl.tensor,
+    inners: tl.tensor, gradient: tl.tensor, counts: tl.tensor, integers: tl.tensor, floats: tl.tensor, peaks: tl.tensor,
+    token_sums: tl.tensor, token_maxima: tl.tensor, counter: tl.tensor, part_counter: tl.tensor, part_sums: tl.tensor,
+    part_maxima: tl.tensor, given: tl.tensor, value: tl.tensor, divisor: tl.tensor, rest: tl.tensor, flags: tl.tensor,
+    before: tl.tensor, statistics: tl.tensor,
     tokens: tl.int64, sequences: tl.int64, width: tl.int64, tiles: tl.int64, tile_bits: tl.int32, slots: tl.int64,
     steps: tl.int32, sequence_programs: tl.int32, owner_count: tl.int64, train_row: tl.int64, train_step: tl.int64,
     rollout_row: tl.int64, rollout_step: tl.int64, new_row: tl.int64, new_step: tl.int64, base_row: tl.int64,
@@ -480,7 +517,7 @@ def gradient_kernel(
     In the phase "write" the last program of a part adds it up, and the last of these finishes. SPEC is the plan of a
     correction in the same pass, with the columns of both; None: weights and masks are ready.
     """
-    COLUMNS: tl.constexpr = PLAN if SPEC is None else SPEC
+    COLUMNS: tl.constexpr = columns_of(PLAN, SPEC)
     if tl.program_id(0) == 0:
         # For the programs that finish to count themselves in.
         if PLAN.adds_up:
@@ -492,6 +529,7 @@ def gradient_kernel(
     tables = (counts, either(integers, counts), either(floats, counts), either(peaks, counts))
     tile = tile_of_program(offsets, extents, PLAN, TILING)
     span = first_span(offsets, tile, extents, steps, PLAN)
+    states, of_weights = either(states, advantages), either(sequence_weights, advantages)
     if PLAN.phase == "write":
         prepare_sequences(slot_tables(counts, integers, floats, None), levels, pulls, inners, token_sums, offsets,
                           within, span, extents, owner_count - 2, slots, numbers, PLAN, SHAPE)  # fmt: skip
@@ -499,10 +537,10 @@ def gradient_kernel(
         tl.debug_barrier()
         # From the number of a sequence to the slot that it has in this tile.
         place = tl.program_id(0).to(tl.int64) + (1 if PLAN.packed else -tile.row)
-        of_units = OfUnits(advantages, either(levels, advantages) + place, either(pulls, advantages) + place,
-                           either(inners, advantages) + place)  # fmt: skip
+        of_units = OfUnits(advantages, states, of_weights, either(levels, advantages) + place,
+                           either(pulls, advantages) + place, either(inners, advantages) + place)  # fmt: skip
     else:
-        of_units = OfUnits(advantages, advantages, advantages, advantages)
+        of_units = OfUnits(advantages, states, of_weights, advantages, advantages, advantages)
     inputs = LossInputs(
         PerToken(either(train_logp, new_logp), train_row, train_step),
         PerToken(either(rollout_logp, new_logp), rollout_row, rollout_step),
@@ -564,7 +602,7 @@ def gradient_kernel(
                     kept = with_slot(kept, found, span.start, None, first, COLUMNS, TILING)
     if PLAN.adds_up:
         put_slot(kept, tables, slots, span, COLUMNS)
-    if SPEC is not None and PLAN.packed:
+    if counts_outside(SPEC) and PLAN.packed:
         put_outside(counts, outside, tile.begin, first_owner, span.last, extents)
     put_batch(kept, token_sums, token_maxima, COLUMNS)
     if PLAN.phase == "write":

@@ -8,15 +8,17 @@ first adds up, the second writes and finishes. Backward scales the gradient.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from ...specs.caches import cached
-from ...specs.operands import LossOperands, ScaleOperands
+from ...specs.operands import NO_STEP, LossOperands, ScaleOperands, StepUse
 from ...specs.terms import Objective
 from ..accumulators import kept_of
 from ..by_turns import by_turns
+from ..correct.plan import Plan
 from ..grid import SEQUENCE_THREADS, Grid, current, grid_for, of_units, over_tokens
 from ..launches import Launch, Operation, Site, Table, dtypes_of, tables_of_partials
 from ..partials import groups
@@ -57,7 +59,20 @@ OF_SECOND_PASS = ("levels", "pulls", "inners", "within", "part_sums", "part_maxi
 
 
 # Those of a correction in the same pass.
-OF_STEP = ("SPEC", "spec_numbers", "peaks")
+OF_STEP = ("SPEC", "spec_numbers", "states", "sequence_weights", "peaks")
+
+
+class Settled(NamedTuple):
+    """A correction that has decided about sequences, for the pass of the loss to weigh and test tokens again."""
+
+    plan: Plan  # without columns
+    numbers: Tensor
+    use: StepUse
+    train: Tensor | None
+    rollout: Tensor | None
+    externals: tuple[Tensor, ...]
+    states: Tensor
+    sequence_weights: Tensor | None
 
 
 class LossOperation(Operation):
@@ -65,15 +80,19 @@ class LossOperation(Operation):
 
     def __init__(
         self, objective: Objective, device: torch.device, dtypes: tuple[torch.dtype | None, ...], double: bool,
-        per_sequence: bool, mass_of_base: bool, differentiable: bool, turns: bool,
+        per_sequence: bool, mass_of_base: bool, differentiable: bool, turns: bool, spec: Plan | None = None,
+        use: StepUse = NO_STEP,
     ) -> None:  # fmt: skip
         _, _, _, base, ref, weights, trains, mask, offsets, divisor, _, log_mass, scales, chosen = dtypes
         plans = plans_of(
             objective, counted=divisor is None, double=double, packed=offsets is not None, based=base is not None,
-            weighted=weights is not None, referred=ref is not None, trained=trains is not None, masked=mask is not None,
+            weighted=weights is not None or use.weighted, referred=ref is not None,
+            trained=trains is not None or use.trained, masked=mask is not None,
             advantages="sequence" if per_sequence else "token", differentiable=differentiable,
-            mass=None if log_mass is None else ("rollout" if mass_of_base else "train"), has_scales=scales is not None,
-            chosen=chosen is not None, turns=turns, gated=weights is torch.bool,
+            mass=None if log_mass is None or not use.loss_takes_mass else ("rollout" if mass_of_base else "train"),
+            has_scales=scales is not None, chosen=chosen is not None, turns=turns,
+            gated=weights is torch.bool or use.gated, trainer=use.trainer, engine=use.engine,
+            spec_mass=spec is not None and spec.mass is not None,
         )  # fmt: skip
         last = plans[-1]
         self.kind, self.averages_late = torch.float64 if double else torch.float32, last.averages_late
@@ -88,7 +107,8 @@ class LossOperation(Operation):
 
         for plan in plans:
             unread = OF_LAST_PASS * (not plan.writes) + OF_SECOND_PASS * plan.adds_up
-            sites.append(Site(gradient_kernel, over_tokens, {"PLAN": plan} | dict.fromkeys((*OF_STEP, *unread))))
+            of_step = dict.fromkeys(OF_STEP) if spec is None else {"SPEC": spec, "peaks": None}
+            sites.append(Site(gradient_kernel, over_tokens, {"PLAN": plan} | of_step | dict.fromkeys(unread)))
         if self.whole:
             sites.append(Site(sequences_kernel, over_sequences, {"PLAN": last}))
         super().__init__(sites, _tables_of(plans, self.kind), STRIDED)
@@ -136,18 +156,20 @@ def run(given: LossOperands, objective: Objective, before: tuple[Tensor, int] | 
 
 
 def prepare(
-    given: LossOperands, objective: Objective, before: tuple[Tensor, int] | None = None
+    given: LossOperands, objective: Objective, before: tuple[Tensor, int] | None = None, settled: Settled | None = None
 ) -> tuple[LossFound, tuple[Launch, ...]]:
     """Allocate everything and list what has to be launched, from metadata alone; see `run`."""
     shape, device, turns, within = given.new.shape, given.new.device, given.turns, None
     if turns is not None:
         given, within = by_turns(given, turns, given.new, PER_TOKEN)
     new, base, offsets = given.new, given.base, given.offsets
-    strided = None, None, new, base, given.ref, given.weights, given.trains, given.mask
+    train, rollout = (None, None) if settled is None else (settled.train, settled.rollout)
+    strided = train, rollout, new, base, given.ref, given.weights, given.trains, given.mask
     others = given.advantages, given.log_mass, given.scales, given.chosen
     operation = operation_for(
         objective, device, dtypes_of((*strided, offsets, given.divisor, *others)), given.double, given.per_sequence,
         given.mass_of_base, given.differentiable, turns is not None,
+        *(() if settled is None else (settled.plan, settled.use)),
     )  # fmt: skip
     sequences, width = new.shape if offsets is None else (offsets.shape[0] - 1, None)
     element = new.element_size() if base is None else min(new.element_size(), base.element_size())
@@ -173,7 +195,13 @@ def prepare(
     if operation.whole:
         tensors["inners"] = inners
     found = LossFound(value, gradient, inners, divisor, rest, flags, statistics)
-    return found, operation.launches(tensors, grid, sums_before=sums_before, maxima_before=many - sums_before)
+    externals: tuple[Tensor, ...] = ()
+    if settled is not None:
+        externals = settled.externals
+        tensors |= {"spec_numbers": settled.numbers, "states": settled.states}
+        tensors["sequence_weights"] = settled.sequence_weights
+    numbers = {"sums_before": sums_before, "maxima_before": many - sums_before}
+    return found, operation.launches(tensors, grid, externals, **numbers)
 
 
 def flags_for(skips: bool, gradient: Tensor | None, grid: Grid) -> Tensor | None:

@@ -1,31 +1,40 @@
 """Launch a whole step on Triton: a correction and the policy loss in one pass over the tokens, and a launch behind it.
 
 `gradient` reads every log-prob, the mask and the advantages once, weighs and tests each token, and writes the gradient;
-`close` decides about sequences and finishes. Backward is that of the loss.
+`close` decides about sequences and finishes. Where a token's gradient depends on what is decided about its sequence,
+`read` and `decide` come first, and `gradient` weighs and tests again. Backward is that of the loss.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from ...metrics.schema import names_of
 from ...specs.caches import cached
 from ...specs.correction import Spec
-from ...specs.operands import StepOperands, StepUse
+from ...specs.operands import CorrectOperands, LossOperands, StepOperands, StepUse
 from ...specs.terms import Objective
+from ..correct.launch import prepare as prepare_correction
 from ..correct.launch import tables_of
+from ..correct.plan import RECORDED, Plan, pairs_of
 from ..correct.planner import numbers_of as numbers_of_spec
 from ..correct.planner import plan_of
 from ..grid import SEQUENCE_THREADS, Grid, current, grid_for, over_tokens
 from ..launches import Launch, Operation, Site, dtypes_of
 from ..partials import groups
-from ..uploads import upload_of
+from ..uploads import Upload, upload_of
 from .close import close_kernel
 from .gradient import gradient_kernel
-from .launch import CONTIGUOUS, OF_SECOND_PASS, STRIDED, flags_for
+from .launch import CONTIGUOUS, OF_SECOND_PASS, STRIDED, Settled, flags_for
+from .launch import prepare as prepare_loss
 from .plan import numbers_of, plans_of, step_plan
+
+# What only a correction that has run before leaves to `gradient`, and a table of two passes.
+OF_SETTLED = ("states", "sequence_weights", "part_counter")
 
 
 @dataclass
@@ -81,7 +90,7 @@ class StepOperation(Operation):
         # `close` reads the advantages of sequences alone: their dtype would be part of its compile key.
         unread = {} if plan.advantages == "sequence" else {"advantages": None}
         sites = [
-            Site(gradient_kernel, over_tokens, plans | dict.fromkeys((*OF_SECOND_PASS, "part_counter"))),
+            Site(gradient_kernel, over_tokens, plans | dict.fromkeys((*OF_SECOND_PASS, *OF_SETTLED))),
             Site(close_kernel, closing, plans | unread),
         ]
         super().__init__(sites, tables_of(plan, self.kind), STRIDED)
@@ -93,7 +102,7 @@ operation_for = cached(maxsize=256)(StepOperation)
 def run(given: StepOperands, wanted: tuple[Spec, Objective]) -> StepFound:
     """Run the kernels on tensors that `policy_loss` has checked."""
     with current(given.new):
-        found, launches = prepare(given, *wanted)
+        found, launches = (prepare_settled if given.use.settles else prepare)(given, *wanted)
         for launch in launches:
             launch.run()
     return found
@@ -139,3 +148,52 @@ def prepare(given: StepOperands, spec: Spec, objective: Objective) -> tuple[Step
     for name, x in zip(CONTIGUOUS, others, strict=True):
         tensors[name] = None if x is None else x.contiguous()
     return found, operation.launches(tensors, grid, externals, sums_before=0, maxima_before=0)
+
+
+# --- where sequences are decided about first ---
+
+
+def correction_of(given: StepOperands, spec: Spec) -> CorrectOperands:
+    """Return the correction of a step alone."""
+    train = {"own": given.train, "new": given.new, "base": given.base}[given.use.trainer or "own"]
+    rollout = {"own": given.rollout, "base": given.base}[given.use.engine or "own"]
+    assert train is not None and rollout is not None
+    asks = any(criterion.when != "any" for criterion in spec.criteria)
+    return CorrectOperands(
+        train, rollout, given.mask, given.offsets, given.advantages if asks else None, given.per_sequence,
+        given.externals, given.new if pairs_of(spec) else None, given.log_mass, given.mass_of_base,
+    )  # fmt: skip
+
+
+@cached(maxsize=256)
+def settled_plan(spec: Spec, device: torch.device, **of_batch: Any) -> tuple[Plan, Upload]:
+    """Make the plan of a pass that weighs and tests tokens again, once sequences are decided about; and its numbers."""
+    plan = plan_of(spec, double=False, writes_mask=False, edits_mask=spec.edits_mask, **of_batch)
+    columns = *[name for name in RECORDED if name != "exponents"], "sequence_sums", "sequence_maxima"
+    nothing: dict[str, Any] = dict.fromkeys(columns, ())
+    return replace(plan, **nothing, settled=True), upload_of(tuple(numbers_of_spec(spec, False).values()), device)
+
+
+def prepare_settled(given: StepOperands, spec: Spec, objective: Objective) -> tuple[StepFound, tuple[Launch, ...]]:
+    """List the launches of a step whose tokens need what is decided about sequences: that comes first."""
+    correction = correction_of(given, spec)
+    decided, launches = prepare_correction(correction, spec, leaves=True)
+    assert decided.states is not None
+    advantages = None if correction.advantages is None else ("sequence" if given.per_sequence else "token")
+    of_mass = None if given.log_mass is None else ("rollout" if given.mass_of_base else "train")
+    plan, numbers = settled_plan(
+        spec, given.new.device, packed=given.offsets is not None, masked=given.mask is not None, advantages=advantages,
+        writes_weights=given.use.weighted and not given.use.gated, mass=of_mass,
+    )  # fmt: skip
+    loss = LossOperands(
+        new=given.new, base=given.base, ref=given.ref, advantages=given.advantages, per_sequence=given.per_sequence,
+        weights=None, trains=None, mask=given.mask, offsets=given.offsets, divisor=given.divisor, scales=given.scales,
+        log_mass=given.log_mass, mass_of_base=given.mass_of_base, differentiable=given.differentiable,
+    )  # fmt: skip
+    externals = tuple([x.contiguous() for x in given.externals])
+    settled = Settled(plan, numbers.read(), given.use, given.train, given.rollout, externals, decided.states,
+                      decided.sequence_weights)  # fmt: skip
+    sums = len(names_of(spec)[0])
+    found, more = prepare_loss(loss, objective, (decided.statistics, sums), settled)
+    done = found.value, found.gradient, found.inners, found.divisor, found.rest, found.flags, found.statistics
+    return StepFound(*done, decided.keep, decided.states), (*launches, *more)

@@ -350,7 +350,7 @@ def _is_one_pass(request: LossRequest, task: LossTask, batch: OpenBatch, run: Sp
     assert spec is not None
     alone = ranks.batch is None and ranks.sequence is None and request.entropy is None
     of_kernels = operators.beyond_kernels(run) is None
-    reason = step.two_calls(run, request.objective, request.mode.weights, spec.rejected)
+    reason = step.two_calls(run, request.objective)
     return alone and of_kernels and reason is None and step.fits(task, batch)
 
 

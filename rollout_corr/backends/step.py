@@ -10,7 +10,7 @@ from torch import Tensor
 from ..metrics import loss as loss_metrics
 from ..specs.caches import cached
 from ..specs.correction import Spec
-from ..specs.operands import CorrectOperands, LossOperands, StepOperands, StepUse
+from ..specs.operands import LossOperands, StepOperands, StepUse
 from ..specs.surrogate import WeightUse
 from ..specs.terms import Objective
 from . import first_call, loss_operators, operators
@@ -24,31 +24,34 @@ if TYPE_CHECKING:
 
 
 @cached(maxsize=256)
-def two_calls(spec: Spec, objective: Objective, use: WeightUse, rejected: str) -> str | None:
-    """Say what keeps a correction out of the pass of the loss; None for nothing.
-
-    `spec` is the one that runs, and `rejected` what the caller's Spec edits.
-    """
+def two_calls(spec: Spec, objective: Objective) -> str | None:
+    """Say what keeps a correction out of the pass of the loss; None for nothing."""
     weight, surrogate, kl = spec.weight, objective.surrogate, objective.kl
     if spec.detail != "basic" or spec.report != ("native",):
         return "detail='full' and the metrics of frameworks"
     if spec.measures_turns or any(criterion.thins for criterion in spec.criteria):
         return "turns and drop='token'"
-    if weight is not None and (weight.over != "token" or weight.normalize is not None or weight.decay is not None):
-        return "weights of sequences, normalized ones and ones that decay"
-    if surrogate.reads_sequences or surrogate.sees_batch or surrogate.mean_unit == "turn":
-        return "a surrogate that looks at sequences, turns or the batch"
+    if weight is not None and (weight.normalize is not None or weight.decay is not None):
+        return "weights that are normalized or decay"
+    if surrogate.sees_batch or surrogate.mean_unit == "turn":
+        return "a surrogate that looks at turns or the batch"
     if kl is not None and kl.mean is not None:
         return "a KL with a mean of its own"
-    zeroes = rejected == "zero"
-    more = kl is not None or objective.regularizer is not None
-    of_all = (kl is not None and kl.scope == "all") or (
-        objective.regularizer is not None and objective.regularizer.scope == "all"
-    )
-    # Rejected sequences have their whole gradient zeroed.
-    if spec.apply and spec.rejects and (of_all or (zeroes and more)):
-        return "terms of the loss that rejected tokens keep"
     return None
+
+
+@cached(maxsize=256)
+def settles(spec: Spec, objective: Objective, rejected: str) -> bool:
+    """Return whether sequences have to be decided about before the pass of the loss.
+
+    That is so where they have weights, where the surrogate adds up their tokens, and where a rejected sequence keeps a
+    part of its gradient: otherwise the pass writes as if all were kept, and the launch behind it zeroes.
+    """
+    weight, kl, regularizer = spec.weight, objective.kl, objective.regularizer
+    if (weight is not None and weight.over != "token") or objective.surrogate.reads_sequences:
+        return True
+    terms = [term.scope for term in (kl, regularizer) if term is not None]
+    return spec.apply and spec.rejects and ("all" in terms or (rejected == "zero" and bool(terms)))
 
 
 def fits(task: LossTask, correction: OpenBatch) -> bool:
@@ -80,7 +83,9 @@ def operands_of(task: LossTask, correction: OpenBatch, spec: Spec, use: WeightUs
         offsets=correction.offsets, divisor=task.divisor, scales=task.scales,
         log_mass=None if mass is None else mass.log_mass, mass_of_base=mass is not None and mass.of == "train",
         differentiable=task.differentiable,
-        use=use_of(spec, use, rejected, trainer, engine, task.mass is not None),
+        use=use_of(spec, use, rejected, trainer, engine, task.mass is not None)._replace(
+            settles=settles(spec, task.objective, rejected)
+        ),
     )  # fmt: skip
 
 
@@ -177,16 +182,7 @@ def _results_of_torch(operands: StepOperands, wanted: tuple[Spec, Objective]) ->
     """Correct on plain torch, then compute the loss with what comes of it."""
     spec, objective = wanted
     given, use = operands, operands.use
-    train = {"own": given.train, "new": given.new, "base": given.base}[use.trainer]
-    rollout = {"own": given.rollout, "base": given.base}[use.engine]
-    assert train is not None and rollout is not None
-    asks = any(criterion.when != "any" for criterion in spec.criteria)
-    compares = any(criterion.of != "train/rollout" for criterion in spec.criteria)
-    correction = CorrectOperands(
-        train, rollout, given.mask, given.offsets, given.advantages if asks else None, given.per_sequence,
-        given.externals, given.new if compares else None, given.log_mass, given.mass_of_base,
-    )  # fmt: skip
-    made = operators.reference(correction, spec)
+    made = operators.reference(kernels().correction_of(given, spec), spec)
     trains = made.mask if spec.edits_mask else None
     weights = made.weights if trains is None or not use.gated else trains != 0
     loss = LossOperands(

@@ -73,9 +73,14 @@ class StepUse(NamedTuple):
     weighted: bool  # factors of the loss: the weights, or with `gated` 0 where a token is rejected
     gated: bool
     trained: bool  # rejected tokens do not train
-    trainer: str  # the log-probs of the trainer are "own" tensors, or those of "new" or "base"
-    engine: str  # and the engine's "own", or those of "base"
+    trainer: str | None  # the log-probs of the trainer are "own" tensors, or those of "new" or "base"
+    engine: str | None  # and the engine's "own", or those of "base"
     loss_takes_mass: bool  # the loss takes the kept mass off its ratio too
+    settles: bool = False  # sequences are decided about before the pass of the loss
+
+
+# Of a loss whose weights and masks are ready.
+NO_STEP = StepUse(weighted=False, gated=False, trained=False, trainer=None, engine=None, loss_takes_mass=True)
 
 
 class StepOperands(NamedTuple):

@@ -6,7 +6,7 @@ import torch
 
 from aot.variant import MEDIUM, SHORT, StepVariant
 from rollout_corr.specs.correction import Criterion, Spec
-from rollout_corr.specs.surrogates import PPO, Reinforce, Score
+from rollout_corr.specs.surrogates import GSPO, PPO, Reinforce, Score
 from rollout_corr.specs.terms import KL, Mean, Objective, SquaredLogRatio
 from rollout_corr.specs.weight import Weight
 
@@ -53,4 +53,23 @@ _DECLARED = (
     ),
 )  # fmt: skip
 
-STEP_VARIANTS = {variant.name: variant for variant in _DECLARED}
+_SETTLED = (
+    # Sequences are decided about first.
+    StepVariant("product", Spec(Weight.product(upper=2.0), (REJECTION,)), Objective(PPO()), advantages="token"),
+    StepVariant(
+        "geometric_zeroed", Spec(Weight.geometric(lower=0.9, upper=1.1), (GEOMETRIC, REJECTION), rejected="both"),
+        Objective(PPO(), mean=Mean("sequence")), packed=False, mask=I64, length=MEDIUM,
+    ),
+    StepVariant("tis_gspo", Spec(Weight.token(upper=2.0), (VETO,)), Objective(GSPO(), mean=Mean(over="kept"))),
+    StepVariant(
+        "tis_kl_of_all", Spec(Weight.token(upper=2.0), (GEOMETRIC,)), Objective(PPO(), KL("k2", 0.1, scope="all")),
+        ref=FP32, mask=None, counted=True,
+    ),
+    StepVariant(
+        "bypass_product", Spec(Weight.product(upper=2.0), (VETO,), rejected="zero"),
+        Objective(PPO(), regularizer=SquaredLogRatio(0.1)), old=None, mass="rollout",
+    ),
+)  # fmt: skip
+
+STEP_VARIANTS = {variant.name: variant for variant in (*_DECLARED, *_SETTLED)}
+SETTLED = tuple(variant.name for variant in _SETTLED)

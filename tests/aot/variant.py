@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from rollout_corr.backends.batch import external_names
-from rollout_corr.backends.step import use_of
+from rollout_corr.backends.step import settles, use_of
 from rollout_corr.kernels.correct.plan import pairs_of
 from rollout_corr.specs.correction import Spec
 from rollout_corr.specs.operands import CorrectOperands, LossOperands, ScaleOperands, StepOperands
@@ -282,6 +282,7 @@ class StepVariant(VariantLayout):
         bypass = self.old is None
         weights = self.objective.surrogate.traits.weights_in_bypass if bypass else "multiply"
         trainer, engine = ("new", "base") if bypass else ("base", "own")
+        takes_mass = bypass and self.mass is not None
         return StepOperands(
             new=self.place(empty(self.new, *shape)),
             base=line(self.rollout if bypass else self.old),
@@ -298,16 +299,19 @@ class StepVariant(VariantLayout):
             log_mass=None if self.mass is None else empty(torch.float32, *shape),
             mass_of_base=self.mass == "rollout",
             differentiable=True,
-            use=use_of(self.spec, weights, self.spec.rejected, trainer, engine, bypass and self.mass is not None),
+            use=use_of(
+                self.spec, weights, self.spec.rejected, trainer, engine, bypass and self.mass is not None
+            )._replace(settles=settles(self.spec, self.objective, self.spec.rejected)),
         )
 
     def launches(self, given: StepOperands | None = None) -> tuple[Launch, ...]:
         """List what a forward and a backward would launch for a batch, by default one on the meta device."""
         from rollout_corr.kernels.policy_loss.launch import prepare_scale
-        from rollout_corr.kernels.policy_loss.step import prepare
+        from rollout_corr.kernels.policy_loss.step import prepare, prepare_settled
 
         given = self.given(self.tokens, self.tokens // self.length) if given is None else given
-        found, launches = prepare(given, self.spec, self.objective)
+        run = prepare_settled if given.use.settles else prepare
+        found, launches = run(given, self.spec, self.objective)
         assert found.gradient is not None
         upstream = torch.ones((), dtype=found.value.dtype, device=given.new.device)
         slope = ScaleOperands(

@@ -17,6 +17,7 @@ from triton.runtime.jit import JITFunction
 import rollout_corr as rc
 from aot.file_variants import FILE_VARIANTS, launches_of
 from aot.loss_variants import LOSS_VARIANTS
+from aot.step_variants import STEP_VARIANTS
 from aot.variant import LONGEST, Variant
 from aot.variants import SPLIT_VARIANTS, TURN_VARIANTS, VARIANTS
 from builders.batches import Laid, lay_out, one_thread, random_sequences, spoil
@@ -30,6 +31,7 @@ from builders.kernel_cases import (
 from builders.kernel_file import LENGTHS, batch_of, differing
 from builders.loss_kernel_cases import compare_with_reference, tensors_of
 from builders.rounding import assert_near
+from builders.step_cases import compare_step, step_batch
 from builders.turns import loss_of, offsets_of, random_turns
 from ptx.counts import filled, variant_of
 from ptx.machine import FoundWrong
@@ -126,6 +128,16 @@ def run_loss(name: str, seed: int = 0, **settings) -> Session:
         given = tensors_of(variant, number, lengths, width=max(lengths) + 6)
         with compiled(seed=seed, **settings) as session:
             compare_with_reference(given, variant.objective, "cpu", f"{name} {number}", variant.differentiable)
+    return session
+
+
+def run_step(name: str, seed: int = 0, **settings) -> Session:
+    """A variant of a whole step in one pass, forward and backward, against a correction and a loss on plain torch."""
+    variant, number = STEP_VARIANTS[name], list(STEP_VARIANTS).index(name)
+    shape = shape_of(variant)
+    given = step_batch(variant, lengths_for(shape), number)
+    with one_thread(), unchecked(), shaped(((0, shape),)), compiled(seed=seed, **settings) as session:
+        compare_step(given)
     return session
 
 
@@ -258,6 +270,7 @@ CASES = {
     **{name: partial(run_turns, name) for name in TURN_VARIANTS},
     **{f"loss_{name}": partial(run_loss, name) for name in LOSS_VARIANTS},
     **{name: partial(run_file, name) for name in FILE_VARIANTS},
+    **{f"step_{name}": partial(run_step, name) for name in STEP_VARIANTS},
     "loss_of_turns": run_loss_of_turns,
     "many_sequences": run_many_sequences,
 }
