@@ -51,7 +51,9 @@ def settles(spec: Spec, objective: Objective, rejected: str) -> bool:
     if (weight is not None and weight.over != "token") or objective.surrogate.reads_sequences:
         return True
     terms = [term.scope for term in (kl, regularizer) if term is not None]
-    return spec.apply and spec.rejects and ("all" in terms or (rejected == "zero" and bool(terms)))
+    # A weight of 0 leaves the KL and the regularizer, and NaN of an infinite advantage that may propagate.
+    of_weight = rejected == "zero" and (bool(terms) or spec.nonfinite == "propagate")
+    return spec.apply and spec.rejects and ("all" in terms or of_weight)
 
 
 def fits(task: LossTask, correction: OpenBatch) -> bool:

@@ -299,9 +299,9 @@ class StepVariant(VariantLayout):
             log_mass=None if self.mass is None else empty(torch.float32, *shape),
             mass_of_base=self.mass == "rollout",
             differentiable=True,
-            use=use_of(
-                self.spec, weights, self.spec.rejected, trainer, engine, bypass and self.mass is not None
-            )._replace(settles=settles(self.spec, self.objective, self.spec.rejected)),
+            use=use_of(self.spec, weights, self.spec.rejected, trainer, engine, takes_mass)._replace(
+                settles=settles(self.spec, self.objective, self.spec.rejected)
+            ),
         )
 
     def launches(self, given: StepOperands | None = None) -> tuple[Launch, ...]:
