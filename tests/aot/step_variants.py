@@ -48,9 +48,12 @@ _DECLARED = (
         ), nonfinite="neutral"), Objective(Reinforce(), nonfinite="neutral", mean=Mean(over="kept")),
     ),
     StepVariant(
-        "zeroed", Spec(Weight.token(lower=0.5, upper=2.0), (REJECTION, VETO), rejected="zero", nonfinite="propagate"),
-        Objective(PPO(), nonfinite="propagate"), advantages="token", mass="train",
+        "zeroed", Spec(Weight.token(lower=0.5, upper=2.0), (REJECTION, VETO), rejected="zero"), Objective(PPO()),
+        advantages="token", mass="train",
     ),
+    # NaN of both signs: the interpreter of PTX takes threads that write either for a race.
+    StepVariant("tis_propagate", Spec(Weight.token(upper=2.0), (VETO,), nonfinite="propagate"),
+                Objective(PPO(), nonfinite="propagate"), advantages="token"),
 )  # fmt: skip
 
 _SETTLED = (

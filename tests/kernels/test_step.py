@@ -11,14 +11,14 @@ import rollout_corr as rc
 from aot.step_variants import GEOMETRIC, REJECTION, STEP_VARIANTS, TIS, VETO
 from builders.kernel_cases import MIDDLE, NARROW, WIDE, shaped, unchecked, watched
 from builders.launches import counted_launches
-from builders.step_cases import compare_step, step_batch
+from builders.step_cases import assert_one_pass, compare_step, step_batch
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 # Of a tile of 16: an empty and a one-token sequence, several in a tile, one over several tiles.
 LENGTHS = (5, 1, 0, 26, 3)
 # These take every branch between them; the others run as compiled code.
-HERE = ("tis_packed", "geometric_veto_padded", "tis_kl", "of_new", "bypass", "zeroed")
+HERE = ("tis_packed", "tis_kl", "of_new", "bypass", "zeroed", "tis_propagate", "geometric_zeroed", "bypass_product")
 
 
 @pytest.mark.parametrize("name", HERE)
@@ -40,50 +40,51 @@ def test_every_variant(name, shapes, spoiled):
         compare_step(given)
 
 
-@pytest.mark.parametrize("spec", [TIS, rc.Spec(rc.Weight.token(upper=2.0), (REJECTION, GEOMETRIC, VETO))])
-def test_three_launches(spec):
-    """One pass over the tokens, one launch behind it, one in backward: criteria of sequences take no pass of theirs."""
+ALL = rc.Spec(rc.Weight.token(upper=2.0), (REJECTION, GEOMETRIC, VETO))
+
+
+@pytest.mark.parametrize(
+    ("spec", "surrogate", "launches"),
+    [(TIS, rc.PPO(), 3), (ALL, rc.PPO(), 3), (rc.Spec(rc.Weight.product(upper=2.0)), rc.PPO(), 5), (TIS, rc.GSPO(), 5)],
+    ids=["token weights", "criteria of sequences too", "weights of sequences", "two passes"],
+)
+def test_launches(spec, surrogate, launches):
+    """One pass, one launch behind it and one in backward; `read` and `decide` first where sequences have weights."""
     given = step_batch(STEP_VARIANTS["tis_packed"], LENGTHS, 0)
+    new = given.new.clone().requires_grad_()
+    options = {"old_logp": given.old, "rollout_logp": given.rollout, "spec": spec, "backend": "triton"}
     with counted_launches() as count, unchecked():
-        out, _ = given.loss("triton", spec)
-        assert count.total() == 3
+        out = rc.policy_loss(new, given.advantages, given.batch, rc.Loss(surrogate), **options)
+        out.value.backward()
+        assert count.total() == launches
         assert out.weights.shape == out.mask.shape
-        assert count.total() > 3, "weights and mask are made when somebody asks"
+        assert count.total() > launches, "weights and mask are made when somebody asks"
         made = count.total()
         assert out.weights is not None and out.mask is not None and count.total() == made
 
 
+THINNING = rc.Criterion("k3", over="sequence", reduce="mean", upper=0.1, drop="token")
+
+
 @pytest.mark.parametrize(
-    ("spec", "loss"),
+    "spec",
     [
-        (rc.Spec(rc.Weight.product(upper=2.0)), rc.Loss()),
-        (rc.Spec(rc.Weight.token(upper=2.0, normalize="batch")), rc.Loss()),
-        (rc.Spec(TIS.weight, detail="full"), rc.Loss()),
-        (
-            rc.Spec(TIS.weight, (rc.Criterion("k3", over="sequence", reduce="mean", upper=0.1, drop="token"),)),
-            rc.Loss(),
-        ),
-        (rc.Spec(TIS.weight, report=("native", "verl")), rc.Loss()),
-        (TIS, rc.Loss(rc.GSPO())),
-        (TIS, rc.Loss(rc.PPO(), kl=rc.KL("k2", 0.1, scope="all"))),
-        (rc.Spec(TIS.weight, (VETO,), rejected="zero"), rc.Loss(rc.PPO(), regularizer=rc.SquaredLogRatio(0.1))),
+        rc.Spec(rc.Weight.token(upper=2.0, normalize="batch")),
+        rc.Spec(TIS.weight, detail="full"),
+        rc.Spec(TIS.weight, (THINNING,)),
+        rc.Spec(TIS.weight, report=("native", "verl")),
     ],
-    ids=["product", "normalized", "full", "thinning", "report", "gspo", "kl of all", "zeroed with a regularizer"],
+    ids=["normalized", "full", "thinning", "report"],
 )
-def test_what_stays_two_calls(spec, loss):
+def test_what_stays_two_calls(spec):
     """The same numbers, by a correction with a pass of its own."""
-    variant = STEP_VARIANTS["tis_padded" if loss.kl is None else "tis_kl"]
-    given = step_batch(variant, (9, 5, 0), 3)
-    old = {"old_logp": given.old, "rollout_logp": given.rollout, "ref_logp": None if loss.kl is None else given.ref}
-    found = []
-    for backend in ("triton", "torch"):
-        new = given.new.clone().requires_grad_()
-        with counted_launches() as count, unchecked():
-            out = rc.policy_loss(new, given.advantages, given.batch, loss, spec=spec, backend=backend, **old)
-        found.append((out.value.item(), out.keep, out.mask))
-        assert count.total() in (0, *range(4, 8)), count
-    (value, *decided), (wanted, *expected) = found
-    assert value == pytest.approx(wanted, rel=1e-5) and all(map(torch.equal, decided, expected))
+    given = step_batch(STEP_VARIANTS["tis_padded"], (9, 5, 0), 3)
+    with counted_launches() as count, unchecked():
+        found, slope = given.loss("triton", spec)
+        made = count.total()
+        assert found.weights is not None and found.mask is not None and count.total() == made
+    like, like_slope = given.loss("torch", spec)
+    assert_one_pass(found, slope, like, like_slope)
 
 
 def test_a_sequence_that_its_last_token_rejects_has_no_gradient():
@@ -98,6 +99,39 @@ def test_a_sequence_that_its_last_token_rejects_has_no_gradient():
         assert out.keep.tolist() == [True, False, True]
         assert not slope[given.batch.cu_seqlens[1] : last + 1].any() and slope[: given.batch.cu_seqlens[1]].any()
         assert out.metrics()["sequences_trained"] == 2 and math.isfinite(out.value.item())
+
+
+# What backward multiplies by: nothing to do for 1; else in place, or into a new tensor where the graph is kept.
+UPSTREAM = (1.0, 3.0, 0.0, math.nan, 1.0)
+
+
+@pytest.mark.parametrize("name", ["tis_packed", "tis_padded", "tis_bf16"])
+def test_upstream_gradients(name):
+    """A gradient over the divisor that was assumed, or over another: right whatever comes, and however often."""
+    given = step_batch(STEP_VARIANTS[name], (5, 9), 1, spoiled=False)
+    options = {"old_logp": given.old, "rollout_logp": given.rollout, "spec": TIS, "backend": "triton"}
+    leaf = given.new.clone().requires_grad_()
+    close = {"rtol": 2 * torch.finfo(leaf.dtype).eps, "atol": 0.0, "equal_nan": True}
+    with unchecked():
+        value = rc.policy_loss(leaf, given.advantages, given.batch, **options).value
+        (wanted,) = torch.autograd.grad(value, leaf, retain_graph=True)
+        wanted = wanted.clone()
+        assert wanted.any()
+        for factor in UPSTREAM:
+            (slope,) = torch.autograd.grad(value, leaf, torch.tensor(factor), retain_graph=True)
+            torch.testing.assert_close(slope[wanted != 0], (wanted * factor)[wanted != 0], **close)
+        # The last pass may take the tensor itself, and a leaf may keep it as its gradient.
+        (3.0 * value).backward()
+        torch.testing.assert_close(leaf.grad, 3.0 * wanted, **close)
+        kept = leaf.grad
+        again = rc.policy_loss(leaf, given.advantages, given.batch, **options).value
+        again.expand(2).sum().backward()
+        torch.testing.assert_close(leaf.grad, 5.0 * wanted, **(close | {"atol": 1e-9, "rtol": 4 * close["rtol"]}))
+        assert leaf.grad is kept, "gradients accumulate where the first one was left"
+        with pytest.raises(RuntimeError, match="second time"):
+            again.backward()
+        with torch.no_grad():
+            assert torch.equal(rc.policy_loss(leaf, given.advantages, given.batch, **options).value, value)
 
 
 def test_weights_of_inputs_that_were_written_to_are_refused():

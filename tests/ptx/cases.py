@@ -270,7 +270,7 @@ CASES = {
     **{name: partial(run_turns, name) for name in TURN_VARIANTS},
     **{f"loss_{name}": partial(run_loss, name) for name in LOSS_VARIANTS},
     **{name: partial(run_file, name) for name in FILE_VARIANTS},
-    **{f"step_{name}": partial(run_step, name) for name in STEP_VARIANTS},
+    **{f"step_{name}": partial(run_step, name) for name in STEP_VARIANTS if name != "tis_propagate"},
     "loss_of_turns": run_loss_of_turns,
     "many_sequences": run_many_sequences,
 }

@@ -17,6 +17,9 @@ SLOW = (
     "metrics_short", "product_geometric_padded", "tokens_of_exp", "verl.decoupled_seq_is_rs", "kept_set",
     "turns_measured", "loss_ppo_padded", "loss_ppo_on_policy", "loss_ppo_value", "loss_gspo", "loss_ppo_kept_set",
     "xtuner.agentic", "file_metrics", "file_short",
+    "step_tis_padded", "step_tis_unmasked", "step_tis_rejection", "step_geometric_veto", "step_cispo", "step_tis_kl",
+    "step_tis_bf16", "step_tis_short", "step_bypass", "step_bypass_score", "step_of_new", "step_zeroed", "step_product",
+    "step_tis_kl_of_all", "step_bypass_product", "step_geometric_zeroed",
 )  # fmt: skip
 # Losses of single tokens that differ from others in their formula: of these Triton's front end alone reads the source.
 READ = (

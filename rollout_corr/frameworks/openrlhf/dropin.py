@@ -94,7 +94,8 @@ def replaced(
         out = policy_loss(
             log_probs,
             advantages,
-            Batch(mask=action_mask, total=count),
+            # What OpenRLHF multiplies by the ranks is divided by fewer, so that backward has nothing to multiply.
+            Batch(mask=action_mask, total=None if count is None else count / dp_size),
             Loss(surrogate, TOKENS if self.token_level_loss else SEQUENCES),
             old_logp=old_log_probs,
             rollout_logp=rollout_log_probs if found.acts or found is spec else None,
@@ -107,7 +108,7 @@ def replaced(
             # Tensors, as OpenRLHF's own are: nothing waits for them.
             logged = out.statistics.on_device("kl_rollout_train_k1"), out.statistics.on_device("tokens_kept_fraction")
             metrics[2:] = [logged[0].float(), 1.0 - logged[1].float()][: len(metrics[2:])]
-        return (out.value if count is None else out.value * dp_size, *metrics)
+        return (out.value, *metrics)
 
     return forward
 

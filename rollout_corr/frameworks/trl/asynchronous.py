@@ -111,12 +111,14 @@ def replaced(
         described += "" if delta is None else f", at most {delta:g}"
         DROP_IN.say(True, described if spec is None else f"{described}, and {spec!r}")
         tokens = (inputs["global_n_tokens"][0] / self.accelerator.num_processes).clamp(min=1.0)
+        # What TRL divides by its steps has a larger divisor, so that backward has nothing to multiply.
+        tokens = tokens * self.current_gradient_accumulation_steps
         clips = self.epsilon_low, self.epsilon_high
         given: dict[str, Any] = {"tokens": tokens, "clips": clips, "spec": spec, "delta": delta, "backend": backend}
         out = packed_policy_loss(**_row(inputs, outputs), **given)
         if spec is not None:
             log_spec(self, self._metrics["train"], out.statistics, metrics)
-        loss = out.value / self.current_gradient_accumulation_steps
+        loss = out.value
         if self.aux_loss_enabled:
             loss = loss + self.router_aux_loss_coef * outputs["aux_loss"] / self.current_gradient_accumulation_steps
         return loss

@@ -193,8 +193,10 @@ def _loss(
         )
     if loss_agg_mode == "seq-mean-token-sum-norm":
         mean = replace(mean, length=float(info.get("loss_scale_factor") or mask.shape[-1]))
-    batch, wanted = Batch(mask=mask, total=count), Loss(surrogate, mean)
+    # What verl multiplies by the ranks is divided by fewer, so that backward has nothing to multiply.
+    total = count if count is None else count / ranks
+    batch, wanted = Batch(mask=mask, total=total), Loss(surrogate, mean)
     backend, factors = switches.get("backend", "auto"), Factors(weights)
     found: PolicyLoss = policy_loss(new, advantages, batch, wanted, old_logp=old, correction=factors, backend=backend)
-    value = found.value if ranks == 1 else found.value * ranks
+    value = found.value * ranks if count is None and ranks > 1 else found.value
     return value.to(torch.promote_types(new.dtype, advantages.dtype)), found.metrics()
