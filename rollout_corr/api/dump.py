@@ -185,6 +185,8 @@ def _fields(
         tokens["turns"] = _ids_of_turns(read, tokens, turns)
         turns = None
     rows: dict[str, Tensor] = {}
+    if batch.groups is not None and batch.groups.size is not None:
+        rows["group_index"] = torch.arange(read.count) // batch.groups.size
     found = _columns_of(batch, None if isinstance(turns, str) else turns)
     for name in batch.labels or {}:
         ids = _of_turns(read, tokens, batch, found.get(name))

@@ -62,6 +62,8 @@ class PolicyLoss(HasStatistics, Generic[L_co, W_co]):
     keep: Tensor | None
     statistics: Statistics
     keep_turns: Tensor | None = None
+    _remarks: tuple[str, ...] = ()
+    _total: Tensor | None = None
 
     if not TYPE_CHECKING:  # a checker shall go on refusing every unknown name
 
@@ -79,18 +81,24 @@ class PolicyLoss(HasStatistics, Generic[L_co, W_co]):
         value = f"{self.value.item():.6g}" if plain else described(self.value)
         return f"PolicyLoss(value={value}, {found}, device='{self.value.device}')"
 
-
-class _Uncorrected(PolicyLoss[L_co, W_co]):
-    """The result of a call with `rollout_logp` next to `old_logp` in which nothing reads it."""
-
     def warnings(self) -> list[str]:
-        """Say in plain words that the mismatch is not corrected, and which metrics deserve a look."""
-        said = (
-            "rollout_logp is not used: next to old_logp the ratio is new/old, and without correction= or spec= nothing "
-            "corrects the mismatch. Pass correction=rc.correct(old_logp, rollout_logp, batch, spec=...) or spec=...; "
-            "leave out old_logp for bypass mode, or rollout_logp where nothing is to be corrected"
-        )
-        return [said, *super().warnings()]
+        """Say in plain words what is wrong with the call, and which metrics deserve a look."""
+        said = [*self._remarks]
+        # A count of 0 divides by 1, so that a batch in which no rank has a token has a loss of 0.
+        if self._total is not None and float(self._total) == 0.0 and (count := self.metrics()["tokens_trained"]):
+            said.append(f"total is 0 and {count:.0f} tokens train: their losses are added up and not divided")
+        return [*said, *super().warnings()]
+
+
+UNCORRECTED = (
+    "rollout_logp is not used: next to old_logp the ratio is new/old, and without correction= or spec= nothing "
+    "corrects the mismatch. Pass correction=rc.correct(old_logp, rollout_logp, batch, spec=...) or spec=...; "
+    "leave out old_logp for bypass mode, or rollout_logp where nothing is to be corrected"
+)
+WITHOUT_GRADIENT = (
+    "new_logp requires no gradient, so value.backward() raises: it was detached, or computed under torch.no_grad() or "
+    "inference_mode()"
+)
 
 
 class LossOptions(TypedDict, total=False):
@@ -235,6 +243,7 @@ def _run(request: LossRequest, corrected: tuple[OpenBatch, Spec] | None) -> Poli
     tensors, wanted = request.tensors, request.objective
     batch, new = tensors.batch, tensors.read.first
     refuse_other_derivatives(new)
+    remarks = () if new.requires_grad else (WITHOUT_GRADIENT,)
     ready = request.ready
     task = LossTask(
         new=new,
@@ -254,7 +263,7 @@ def _run(request: LossRequest, corrected: tuple[OpenBatch, Spec] | None) -> Poli
     inner = None
     if corrected is not None:
         if _is_one_pass(request, task, *corrected):
-            return _run_step(request, task, *corrected)
+            return _run_step(request, task, *corrected, remarks)
         inner = _correct_inside(request, *corrected)
         task.weights, task.trains = inner.factors, inner.trains
     if request.entropy is not None and wanted.surrogate.traits.reads_entropy:
@@ -280,18 +289,18 @@ def _run(request: LossRequest, corrected: tuple[OpenBatch, Spec] | None) -> Poli
             statistics = statistics_of_entropy(request.entropy.detach(), batch).join(statistics)
     if inner is None:
         mask = mask_back(batch, _within(batch, task.trains)) if ready.joined is None else ready.joined
-        given = value, mask, None, None, statistics
         unused = tensors.rollout is not None and task.weights is None and task.trains is None
         if unused and request.mode.name == "decoupled":
-            return _Uncorrected(*given)
-        return PolicyLoss(*given)
+            remarks = (UNCORRECTED, *remarks)
+        return PolicyLoss(value, mask, None, None, statistics, None, remarks, request.total)
     result = inner.result
     handed = None if result.weights is None else batch.restore(result.weights)
     if found.joined:
         statistics = replace(result.statistics, vector=found.statistics, objective=wanted)
     else:
         statistics = result.statistics.join(statistics)
-    return PolicyLoss(value, mask_back(batch, result.mask), handed, result.keep, statistics, result.keep_turns)
+    mask = mask_back(batch, result.mask)
+    return PolicyLoss(value, mask, handed, result.keep, statistics, result.keep_turns, remarks, request.total)
 
 
 def _reduced(request: LossRequest, task: LossTask, count: Tensor | None) -> tuple[Tensor, LossResult]:
@@ -354,7 +363,9 @@ def _is_one_pass(request: LossRequest, task: LossTask, batch: OpenBatch, run: Sp
     return alone and of_kernels and reason is None and step.fits(task, batch)
 
 
-def _run_step(request: LossRequest, task: LossTask, batch: OpenBatch, run: Spec) -> PolicyLoss:
+def _run_step(
+    request: LossRequest, task: LossTask, batch: OpenBatch, run: Spec, remarks: tuple[str, ...]
+) -> PolicyLoss:
     """Run the correction in the pass of the loss."""
     spec = request.spec
     assert spec is not None
@@ -372,7 +383,13 @@ def _run_step(request: LossRequest, task: LossTask, batch: OpenBatch, run: Spec)
 
     made = object.__new__(_WholeStep)
     made.__dict__.update(
-        value=_with_gradient(task, found.loss), keep=found.keep, statistics=statistics, keep_turns=None, _settle=settled
+        value=_with_gradient(task, found.loss),
+        keep=found.keep,
+        statistics=statistics,
+        keep_turns=None,
+        _settle=settled,
+        _remarks=remarks,
+        _total=request.total,
     )
     return made
 

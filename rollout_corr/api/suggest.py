@@ -180,8 +180,8 @@ class Sequences:
         return Sequences(*(getattr(self, field.name)[chosen] for field in fields(self)))
 
 
-def suggested(found: Sequences, keep: float) -> Suggestion:
-    """Suggest bounds that keep a share of these sequences, at least one."""
+def suggested(found: Sequences, keep: float, diagnosed: bool = False) -> Suggestion:
+    """Suggest bounds that keep a share of these sequences, at least one; `diagnosed`: doctor's verdict stands above."""
     count = found.n.shape[0]
     allowed = math.floor((1.0 - keep) * count + 1e-9)
 
@@ -241,7 +241,7 @@ def suggested(found: Sequences, keep: float) -> Suggestion:
     else:
         sentences.append(says(product, f"The sum of D scatters by {std:.2g} * sqrt(length)"))
     limit = BY_KEY["kl_rollout_train_k3"]
-    if limit.state(k3) != "healthy":
+    if limit.state(k3) != "healthy" and not diagnosed:
         sentences.insert(
             0,
             f"Find out why they differ first: k3 is {k3:.2g} (healthy: {limit.range}), and `rollout-corr doctor` or "

@@ -24,8 +24,10 @@ if TYPE_CHECKING:
     from ..definition.bounds_of_batch import BoundsOfBatch
 
 
-# A row of this many tokens at one end, all exactly 0 on both sides, is taken for padded.
+# A row of this many tokens at one end, all of one log-prob on both sides, is taken for padded.
 PADDED = 8
+# With fewer it is only taken for padded if that log-prob is 0.
+FEWEST_ALIKE = 4
 # The functions of the runners without `Ranks.sequence`, by the names of `choose.RUNNERS`.
 CORRECTIONS: dict[str, Callable[[OpenBatch, Spec], Result]] = {
     "kernels": operators.run_fused,
@@ -143,14 +145,15 @@ def _statistics_of_ages(result: Result, batch: OpenBatch) -> tuple[Tensor, ...]:
 
 
 def count_padded(statistics: Statistics, batch: OpenBatch, spec: Spec) -> Statistics:
-    """Count rows that begin or end with zeros on both sides, as padding does, where no mask tells it from tokens."""
+    """Count rows that begin or end with one value on both sides, as padding does, where no mask tells it apart."""
     width = batch.train.shape[1]
     few = min(PADDED, width // 4)
     if not few:
         return statistics
     # [B, 2, few]: both ends of each row.
     train, rollout = (x.unfold(1, few, width - few) for x in (batch.train, batch.rollout))
-    padded = ((train == 0) & (rollout == 0)).all(2).any(1)
+    filler = train[:, :, :1] if few >= FEWEST_ALIKE else 0.0
+    padded = ((train == rollout) & (train == filler)).all(2).any(1)
     at, vector = schema.layout(spec)[0].index("sequences_padded"), statistics.vector
     # Not in place, which torch.func refuses.
     counted = torch.cat([vector[:at], padded.sum(dtype=vector.dtype)[None], vector[at + 1 :]])
@@ -216,8 +219,7 @@ def mask_back(batch: OpenBatch, edited: Tensor | None) -> Any:
 
 def statistics_of_entropy(entropy: Tensor, batch: OpenBatch, beside: Statistics | None = None) -> Statistics:
     """Append the statistics of entropy, in the shape of the batch, to those of a correction, or make them alone."""
-    _, valid = whole.sequences_of(batch)
-    sums, maxima = entropy_of(entropy.to(batch.dtype), batch.train.to(batch.dtype), valid)
+    sums, maxima = entropy_of(entropy.to(batch.dtype), batch.train.to(batch.dtype), *whole.sequences_of(batch))
     if beside is None:
         return Statistics(None, torch.cat([sums, maxima]), extra=Extra(entropy=True))
     return beside.beside(Extra(entropy=True), sums, maxima)

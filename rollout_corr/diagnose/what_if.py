@@ -244,7 +244,7 @@ class WhatIf:
 
     def suggestion(self) -> Suggestion | None:
         """Return what `rollout_corr.suggest` says of these sequences; None without a token."""
-        return suggested(Sequences.joined(self._parts), KEEP) if self._parts else None
+        return suggested(Sequences.joined(self._parts), KEEP, diagnosed=True) if self._parts else None
 
     @property
     def sequences(self) -> float:

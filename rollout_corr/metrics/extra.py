@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..definition.sequences import Sequences
 from ..definition.tokens import select
 from ..specs.bounds_of_batch import WEIGHT
 from ..specs.correction import Spec
@@ -102,6 +103,8 @@ class Part(NamedTuple):
 ENTROPY_SUMS = (
     *("entropy", "entropy_tokens", "entropy_nonfinite"),
     *("entropy_gap", "entropy_gap2", "entropy_gap_tokens"),
+    # Over sequences, of the sum e of the gap over n tokens: e^2, n e and n^2.
+    *("entropy_gap_squares", "entropy_gap_cross", "entropy_gap_lengths"),
 )
 # In the order of the fields of Extra, which is that in which they are appended.
 PARTS = (
@@ -209,12 +212,15 @@ def divisors_of(mean: Tensor, divides: Tensor, counts: Tensor) -> tuple[Tensor, 
     return _numbers([among.sum(), (counts & ~divides).sum()], mean, among)
 
 
-def entropy_of(entropy: Tensor, train_logp: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor]:
+def entropy_of(
+    entropy: Tensor, train_logp: Tensor, sequences: Sequences, valid: Tensor | None
+) -> tuple[Tensor, Tensor]:
     """Take the statistics of entropies, per token; `valid` is bool per token, None: all are."""
     finite = entropy.isfinite()
     among, broken = (finite, ~finite) if valid is None else (finite & valid, ~finite & valid)
     counts = [torch.count_nonzero(which) for which in (among, broken)]
     paired = among & train_logp.isfinite()
     gap = select(paired, entropy + train_logp).double()
-    of_gap = gap.sum(), gap.square().sum(), torch.count_nonzero(paired)
+    n, e = sequences.sum_integers(paired).double(), sequences.sum(gap)
+    of_gap = gap.sum(), gap.square().sum(), torch.count_nonzero(paired), (e * e).sum(), (n * e).sum(), (n * n).sum()
     return _numbers([select(among, entropy).sum(dtype=torch.float64), *counts, *of_gap], entropy, among)

@@ -78,17 +78,23 @@ PADDED_SHARE = 0.2
 # standard errors from 0, this part of the mean entropy, and this many standard deviations of a sequence of mean length:
 # the best of eight answers by their own likelihood are 1.4 of these away.
 ENTROPY_ERRORS, ENTROPY_MARGIN, ENTROPY_SELECTED = 8.0, 0.05, 1.5
+# Beyond so many, and this part, they were sampled elsewhere or selected: which of both, only the reader knows.
+ENTROPY_WATCH, ENTROPY_ROUNDED = 5.0, 0.005
 
 # Rejection prefers short answers where the geometric mean length of what it keeps is less than this share of that of
 # what it rejects, and the lengths' logarithms are so many standard errors apart.
 SHORTER, SHORTER_ERRORS = 0.8, 5.0
 
+# What else makes k3 large.
+BUGS = (
+    "or a bug: log-probs shifted by a token, gathered at the wrong index or of other weights, a temperature on one side"
+)
+
 LIMITS = (
     Limit("kl_rollout_train_k3", "above", 0.01, 0.05,
           "an estimate of KL(rollout, train): engines of one model stay below 0.01, and stale or quantized ones rarely "
           "reach 0.05",
-          "look for log-probs that are shifted by a token, gathered at the wrong place or of other weights, and for a "
-          "temperature on one side"),
+          f"likely causes: a low-precision or an older engine, which a correction is for; {BUGS}"),
     Limit("chi2_train_rollout", "above", 1.0, 3.0,
           "the variance of the token ratios: above 1 weights keep less than half of the batch, above 3 less "
           "than a quarter",
@@ -156,10 +162,28 @@ def ratio_state(ratio_mean: float, ratio_std: float, measured: float) -> State |
     return "healthy" if room <= RATIO_UNKNOWN else None
 
 
-def is_not_sampled(gap: float, error: float, entropy: float, sequences: float) -> bool:
-    """Tell from the mean of entropy + log-prob, with its standard error, whether another policy sampled the tokens."""
+def sampler_error(squares: float, cross: float, lengths: float, gap: float, tokens: float) -> float:
+    """The standard error of a mean over tokens whose sequences are what was sampled.
+
+    Args:
+        squares, cross, lengths: Sums over sequences of e^2, n e and n^2, where e is the sum over n tokens.
+        gap: The mean, the sum of e over that of n.
+        tokens: The sum of n.
+    """
+    return math.sqrt(max(0.0, squares - 2.0 * gap * cross + gap * gap * lengths)) / max(1.0, tokens)
+
+
+def sampler_state(gap: float, error: float, entropy: float, sequences: float, complete: bool = False) -> State:
+    """Rate the mean of entropy + log-prob, with its standard error by `sampler_error`.
+
+    watch: another policy sampled the tokens, or the likelier ones of several answers were kept. alarm: selection alone
+    does not explain it; where every answer of a prompt is there, `complete`, it explains nothing.
+    """
+    away = abs(gap)
+    if away <= max(ENTROPY_WATCH * error, ENTROPY_ROUNDED * entropy):
+        return "healthy"
     errors = max(ENTROPY_ERRORS, ENTROPY_SELECTED * math.sqrt(sequences))
-    return abs(gap) > max(errors * error, ENTROPY_MARGIN * entropy)
+    return "alarm" if complete or away > max(errors * error, ENTROPY_MARGIN * entropy) else "watch"
 
 
 def prefers_short(ratio: float, errors: float) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from ..specs.correction import Spec
 from .limits import (
+    BUGS,
     BY_KEY,
     FEWEST_TOKENS,
     FILLED,
@@ -17,9 +18,10 @@ from .limits import (
     RELATED,
     UNRELATED,
     State,
-    is_not_sampled,
     largest_state,
     ratio_state,
+    sampler_error,
+    sampler_state,
 )
 from .native import TOKENS, readers_of, weight_of_sequence
 from .rows import exp
@@ -108,9 +110,9 @@ def _padding(metrics: Mapping[str, float]) -> list[str]:
     if padded < 2 or padded < PADDED_SHARE * rows:
         return []
     return [
-        f"{padded:.0f} of {rows:.0f} rows begin or end with tokens that are exactly 0 on both sides, and no mask was "
-        "given. Is this padding? Then pass mask=; otherwise padding counts as agreement and makes every metric look "
-        "healthier than it is"
+        f"{padded:.0f} of {rows:.0f} rows begin or end with tokens that have one and the same value on both sides, "
+        "such as 0, and no mask was given. Is this padding? Then pass mask=; otherwise padding counts as agreement "
+        "and makes every metric look healthier than it is"
     ]
 
 
@@ -166,7 +168,7 @@ def _cause(metrics: Mapping[str, float], values: Mapping[str, float]) -> str | N
             f"{fresh}the two probabilities correlate ({related:.2f}), so they are of the same tokens: look for a "
             f"temperature on one side, a coarse precision{old}"
         )
-    return fresh + BY_KEY["kl_rollout_train_k3"].hint if fresh else None
+    return f"{fresh}likely causes: a low-precision engine, which a correction is for; {BUGS}" if fresh else None
 
 
 def _filled(metrics: Mapping[str, float], measured: float) -> list[str]:
@@ -188,8 +190,8 @@ def _sampler(values: Mapping[str, float]) -> list[str]:
     if paired < FEWEST_TOKENS:
         return []
     gap, entropy = values["entropy_gap"] / paired, values["entropy"] / values["entropy_tokens"]
-    spread = math.sqrt(max(0.0, values["entropy_gap2"] / paired - gap * gap))
-    if not is_not_sampled(gap, spread / math.sqrt(paired), entropy, values["sequences"]):
+    squares, cross, lengths = (values[f"entropy_gap_{name}"] for name in ("squares", "cross", "lengths"))
+    if sampler_state(gap, sampler_error(squares, cross, lengths, gap, paired), entropy, values["sequences"]) != "alarm":
         return []
     return [
         f"the mean entropy is {entropy:.3g} and the mean negative log-prob {entropy - gap:.3g}: they would be equal if "

@@ -355,7 +355,8 @@ def test_a_loss_says_that_nothing_corrects_the_mismatch():
     """Only where rollout_logp is given and nothing reads it."""
 
     def said(surrogate=rc.PPO(), **given):  # noqa: B008  (frozen)
-        loss = rc.policy_loss(X, torch.ones(2), loss=rc.Loss(surrogate), **given)
+        new = X.clone().requires_grad_()
+        loss = rc.policy_loss(new, torch.ones(2), loss=rc.Loss(surrogate), **given)
         return ["rollout_logp is not used" in one for one in loss.warnings()]
 
     assert said(old_logp=X, rollout_logp=X - 0.1) == [True]
@@ -363,4 +364,24 @@ def test_a_loss_says_that_nothing_corrects_the_mismatch():
     for others in ({"old_logp": X}, {"rollout_logp": X - 0.1}, both | {"correction": weights}, both | {"spec": SPEC}):
         assert not any(said(**others)), others
     assert not said(rc.PPO(of="new/rollout"), **both)
+
+
+def test_a_loss_says_that_it_has_no_gradient():
+    """Of a policy that was detached, or computed under no_grad; torch's own error comes with backward."""
+    new, (weight, graph) = X.clone().requires_grad_(), (torch.zeros(1, requires_grad=True), lambda x: X + x)
+    for without, said in ((X, True), (new.detach(), True), (new, False), (graph(weight), False)):
+        found = rc.policy_loss(without, torch.ones(2), old_logp=X).warnings()
+        assert [one.startswith("new_logp requires no gradient") for one in found] == [True] * said
+
+
+@pytest.mark.parametrize("total", [0, 0.0, torch.zeros(())])
+def test_a_total_of_0_next_to_tokens_is_said(total):
+    """It divides by 1, which is right where no rank has a token."""
+    new = X.clone().requires_grad_()
+    for mask, said in ((torch.ones(2, 3), True), (torch.zeros(2, 3), False)):
+        found = rc.policy_loss(new, torch.ones(2), rc.Batch(mask=mask, total=total), old_logp=X)
+        assert [one.startswith("total is 0 and 6 tokens train") for one in found.warnings()] == [True] * said
+
+
+def test_the_repr_of_a_loss_is_short():
     assert repr(LOSS).startswith(f"PolicyLoss(value={LOSS.value.item():.6g}, mask=bool[2, 3], ")

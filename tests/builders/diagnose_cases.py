@@ -127,6 +127,9 @@ CASES = (
     case("one late in text whose certainty comes in runs", "shifted", planted.shifted, 1, smooth=0.9),
     case("text whose certainty comes in runs", None, plain_model, like="shifted", smooth=0.95),
     case("rows of one side shuffled", "swapped", planted.swapped),
+    case("quarters of a sequence dealt in a zigzag", "reordered", planted.reordered, planted.zigzag),
+    case("chunks of a sequence joined backwards", "reordered", planted.reordered, planted.chunks_reversed),
+    case("long sequences of other weights", "wrong_weights", planted.other_weights, like="reordered", median=500),
     case("groups that begin alike", None, planted.siblings, like="swapped"),
     case("sequences of many updates ago", OTHERS, planted.updated, 1.5, like="swapped"),
     case(
@@ -162,6 +165,7 @@ CASES = (
     case("padding without a mask", "padding", planted.padded),
     case("padding on the left without a mask", "padding", planted.padded, left=True),
     case("padding without a mask, a sure policy", "padding", planted.padded, sure=3.0),
+    case("padding of -1 without a mask", "padding", planted.padded, value=-1.0),
     case("padding behind its mask", None, planted.padded, hidden=True, like="padding"),
     case("sequences that end with certain tokens", None, planted.certain_ends, 12, like="padding"),
     case("cut sequences that end with certain tokens", None, planted.certain_ends, 3, 100, like="padding"),
@@ -220,6 +224,8 @@ CASES = (
     case("the engine is off, two passes of the trainer agree", "engine_alone", planted.three, 0.6, 0.005),
     case("three policies, each a little apart", None, planted.three, 0.03, 0.03, like="engine_alone"),
     case("the engine is off, and so are two passes", OTHERS, planted.three, 0.6, 0.6, like="engine_alone"),
+    case("two passes of a trainer with dropout", "trainer_varies", planted.three, 0.03, 0.6, 0.6),
+    case("the engine is off, and a second pass has learned", OTHERS, planted.three, 0.6, 1.5, like="trainer_varies"),
     # --- few tokens or sequences, scales, nothing
     case("ten tokens of 300 sequences 15 nats too high", "outliers", mixes.off_tokens, 15.0, count=10),
     case("one token in a thousand 12 nats too low", "outliers", mixes.off_tokens, -12.0, share=1e-3),
@@ -251,7 +257,7 @@ CASES = (
     case("one late on one rank, in one block", "shifted", mixes.part, mixes.shift, block=True),
     case("NaN on one rank of eight", "nonfinite", mixes.part, mixes.no_numbers),
     # --- two at once
-    case("temperature 0.7 and a third of a step behind", SHARP, mixes.mixed, 0.7, step=0.35, also=(OTHERS,)),
+    case("temperature 0.7 and a third of a step behind", OTHERS, mixes.mixed, 0.7, step=0.35, too=(SHARP,)),
     case("half a step behind, at temperature 1.3", OTHERS, mixes.mixed, 1.3, step=0.5, too=(SHARP,)),
     case("half a step ahead, at 0.7 in the trainer", OTHERS, mixes.mixed, 1.0, 0.7, step=0.5, too=(SHARP,)),
     case("many steps behind, at temperature 0.7", OTHERS, mixes.mixed, 0.7, step=1.5, also=(SHARP,)),

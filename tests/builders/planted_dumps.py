@@ -155,8 +155,8 @@ def rare_tokens_biased(seed: int, bias: float) -> dict[str, Tensor]:
     return model.columns(model.sample(rollout), model.logits.log_softmax(1), rollout)
 
 
-def other_weights(seed: int) -> dict[str, Tensor]:
-    model = Model(seed)
+def other_weights(seed: int, **model_arguments: Any) -> dict[str, Tensor]:
+    model = Model(seed, **model_arguments)
     rollout = model.engine.log_softmax(1)
     other = model.logits[torch.randperm(model.count, generator=model.generator)]
     return model.columns(model.sample(rollout), other.log_softmax(1), rollout)
@@ -201,6 +201,25 @@ def swapped(seed: int) -> dict[str, Tensor]:
     return padded
 
 
+def reordered(seed: int, order: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
+    """Put the trainer's log-probs of each sequence into another order."""
+    model = Model(seed)
+    columns = model.healthy()
+    rows = columns["train_logp"].split(model.lengths.tolist())
+    return columns | {"train_logp": torch.cat([order(row) for row in rows])}
+
+
+def zigzag(row: Tensor) -> Tensor:
+    """Deal the quarters of a sequence to two ranks, and join those of each rank."""
+    a, b, c, d, *rest = row.split(max(1, len(row) // 4))
+    return torch.cat([a, d, b, c, *rest])
+
+
+def chunks_reversed(row: Tensor) -> Tensor:
+    """Join chunks of 8 tokens that arrive backwards."""
+    return torch.cat([chunk.flip(0) for chunk in row.split(8)])
+
+
 def siblings(seed: int) -> dict[str, Tensor]:
     """Let groups of four samples begin with the same hundred tokens, as a common prompt would."""
     model = Model(seed, median=200)
@@ -242,14 +261,17 @@ def other_context(seed: int) -> dict[str, Tensor]:
 # --- the values are no log-probs
 
 
-def padded(seed: int, left: bool = False, hidden: bool = False, **model_arguments: Any) -> dict[str, Tensor]:
-    """Pad a healthy batch with zeros, with or without the mask that hides them."""
+def padded(
+    seed: int, left: bool = False, hidden: bool = False, value: float = 0.0, **model_arguments: Any
+) -> dict[str, Tensor]:
+    """Pad a healthy batch with zeros, or another value, with or without the mask that hides them."""
     model = Model(seed, **model_arguments)
     columns = model.healthy()
     place = torch.arange(int(model.lengths.max()))
     inside = (place.flip(0) if left else place) < model.lengths[:, None]
     found = {
-        name: torch.zeros(inside.shape).masked_scatter(inside, columns[name]) for name in ("train_logp", "rollout_logp")
+        name: torch.full(inside.shape, value).masked_scatter(inside, columns[name])
+        for name in ("train_logp", "rollout_logp")
     }
     return found | ({"mask": inside} if hidden else {})
 
@@ -358,9 +380,12 @@ def long_sequences(seed: int, median: int, noise: float, bias: float) -> dict[st
 # --- three policies
 
 
-def three(seed: int, engine: float, again: float) -> dict[str, Tensor]:
-    """Add a second pass of the trainer, with noise of its own."""
+def three(seed: int, engine: float, again: float, first: float = 0.0) -> dict[str, Tensor]:
+    """Add a second pass of the trainer, with noise of its own, as the first pass may have."""
     model = Model(seed, noise=engine)
     columns = model.healthy()
+    if first:
+        noisy = model.logits + first * model.normal(model.count, VOCABULARY)
+        columns["train_logp"] = at(noisy.log_softmax(1), columns["token_ids"])
     second = model.logits + again * model.normal(model.count, VOCABULARY)
     return columns | {"new_logp": at(second.log_softmax(1), columns["token_ids"])}

@@ -172,7 +172,7 @@ def z(*shape):
 
 
 def test_masks_that_come_back():
-    new, mask = z(2, 3), torch.tensor([[1.0, 0.3, 0.0], [1.0, 1.0, 1.0]])
+    new, mask = z(2, 3).requires_grad_(), torch.tensor([[1.0, 0.3, 0.0], [1.0, 1.0, 1.0]])
     trains = torch.tensor([[1, 1, 1], [0, 1, 0]])
     assert rc.policy_loss(new, new, mask=mask).mask is mask
     assert rc.policy_loss(new, new).mask.all()

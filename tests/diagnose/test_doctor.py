@@ -155,7 +155,7 @@ def test_short_sequences_are_tested_for_a_shift_together(length, pools):
     """Moved by one within each sequence; pairs that reached into the next one would spoil the fit."""
     logp = -torch.rand(16 * length, generator=torch.Generator().manual_seed(0))
     moved = logp.view(16, length).roll(1, 1).flatten()
-    found = measured({"train_logp": logp, "rollout_logp": moved, "lengths": torch.full((16,), length)}).evidence
+    found = measured({"train_logp": logp, "rollout_logp": moved, "lengths": torch.full((16,), length)}).evidence.pairing
     assert found.paired == found.shifted[-1] == (16 if pools else 0)
 
 
@@ -216,7 +216,7 @@ def test_few_zeros_at_the_ends_may_be_certain_tokens(count):
 @pytest.mark.parametrize("count", [1, 5])
 def test_certain_tokens_are_no_mask_that_is_too_long(count, healthy):
     found = measured(with_zeros_at_the_ends(count, **healthy)).evidence
-    assert found.padding.beyond(60, found.tokens) is None
+    assert found.padding.fillers[0.0].beyond(60, found.tokens) is None
 
 
 def test_an_entropy_shows_what_log_probs_cannot(tmp_path):
@@ -369,8 +369,9 @@ def test_outliers_are_counted_and_named():
     assert re.fullmatch(r"34 tokens of 25,670 \(0\.132 %\) carry 9\d(\.\d)? % of k3, in 32 sequences", found.title)
     assert "without them k3 is 0.00027" in " ".join(found.evidence)
     (found,) = diagnose(measured(planted_mixes.part(0, planted_mixes.bad_replica, block=True)))
-    assert "in 12.5 % of the sequences: one rank or replica of several?" in found.title
-    assert found.evidence[-1].endswith("they are one block, 50 to 59")
+    assert found.title.endswith(
+        "in 12.5 % of the sequences: one rank or replica of several? (they are one block, 50 to 59)"
+    )
 
 
 @pytest.mark.parametrize(("steps", "named"), [((3, 7), "step {}"), ((3, 3), "ranks/{}.pt"), ((), "ranks/{}.pt")])
@@ -448,7 +449,8 @@ def test_a_shift_on_one_rank_is_said_to_be_in_a_part():
     """A shift on 1 of 8 ranks is not said of all."""
     (found,) = diagnose(measured(planted_mixes.part(0, planted_mixes.shift)))
     assert found.title == (
-        "the rollout log-probs are 1 token late in 12.5 % of the sequences: one rank or replica of several?"
+        "the rollout log-probs are 1 token late in 12.5 % of the sequences: one rank or replica of several? (they are "
+        "the records whose number modulo 8 is 5)"
     )
     (found,) = diagnose(measured(planted_dumps.shifted(0, 1)))
     assert found.title == "the rollout log-probs are 1 token late"

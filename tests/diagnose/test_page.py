@@ -18,7 +18,7 @@ from rollout_corr.cli.main import main
 from rollout_corr.diagnose.measure.profiles import Row
 from rollout_corr.diagnose.show import charts
 from rollout_corr.diagnose.show.content import TILES, tiles
-from rollout_corr.diagnose.show.svg import BOTTOM, LEFT, RIGHT, TOP, Axis, spanning
+from rollout_corr.diagnose.show.svg import BOTTOM, LEFT, RIGHT, TOP, Axis, Chart, spanning
 from rollout_corr.metrics.histogram import histogram
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -147,6 +147,18 @@ def test_a_page_begins_with_the_finding_and_its_picture(name, picture, first, ot
     shown = opened(page)
     assert shown == ([] if name == "steps" else [first, *others])
     assert name == "steps" or page.said("h2")[0] == first
+
+
+def test_the_fitted_line_of_a_temperature_is_drawn(tmp_path):
+    """From the left edge of the log-probs to a probability of 0.1, with the slope that the estimate has."""
+    for engine, lines in ((0.7, 1), (1.0, 0)):
+        columns = planted_dumps.temperature(0, engine, engine, 1.0)
+        page = rc.report(columns["train_logp"], columns["rollout_logp"], cu_seqlens=columns["cu_seqlens"]).html()
+        assert page.count("fitted below a probability of 0.1: slope 0.7") == lines
+    chart = Chart("", Axis("", -4.0, 0.0), Axis("", -2.0, 0.0))
+    chart.segment((-4.0, -4.0), (0.0, 0.0), "over", "")
+    ends = f"{chart.px(-2.0):.1f},{chart.py(-2.0):.1f} {chart.px(0.0):.1f},{chart.py(0.0):.1f}"
+    assert f'points="{ends}"' in str(chart.parts[-1])
 
 
 def test_a_healthy_page_shows_the_pictures_that_can_be_checked(folder):

@@ -132,9 +132,16 @@ def counted(count: float, noun: str) -> str:
     return f"{count:,.0f} {noun}{'' if count == 1 else 's'}"
 
 
-def among(count: float, total: float, noun: str = "sequence") -> str:
-    """Say how many of all are meant, and guess at a rank where it is a part of them; empty where it is nearly all."""
+def among(count: float, total: float, pattern: str | None, noun: str = "sequence") -> str:
+    """Say how many of all are meant, and guess at a rank where they lie as one does; empty where it is nearly all.
+
+    Args:
+        count: How many.
+        total: Of how many.
+        pattern: How they lie in the dump, as of `Places.pattern`; None: anywhere.
+        noun: What is counted.
+    """
     if count > 0.6 * total:
         return ""
-    guess = ": one rank or replica of several?" if count >= max(4.0, 0.05 * total) else ""
+    guess = f": one rank or replica of several? ({pattern})" if pattern else ""
     return f" in {percent(count / max(1.0, total))} of the {noun}s{guess}"

@@ -8,6 +8,7 @@ from ...metrics.limits import largest_state
 from ..measure.by_sequence import CARRIES, BySequence, FarOff, Part, WorstSequence
 from ..measure.measurement import Measurement
 from .cause import HEALTHY_K3, MATTERS_K3, Metrics, Signs, among, cause, counted, percent
+from .wrong_policies import MOST, SURE_OF_SLOPE, between
 
 # Single tokens are the cause if they are at most this share of all. Where they carry nearly all of k3, they may be
 # more, and less far off.
@@ -30,7 +31,7 @@ def outliers(measured: Measurement, metrics: Metrics) -> Signs | None:
     found = measured.evidence.by_sequence
     part = found.part()
     if part is not None:
-        return _sequences(found, part)
+        return _sequences(found, part, measured.evidence.places.pattern(found.apart(part)))
     agree = metrics["kl_rollout_train_k3"] < HEALTHY_K3
     very, rather = found.far
     counts = very.k3 >= CARRIES * found.k3 or (agree and largest_state(metrics, found.tokens) != "healthy")
@@ -84,17 +85,32 @@ def _tokens(found: BySequence, far: FarOff, metrics: Metrics) -> Signs:
     )
 
 
-def _sequences(found: BySequence, part: Part) -> Signs:
+def _cooler(found: BySequence, part: Part) -> tuple[str, ...]:
+    """Say that a temperature explains the sequences that stand apart, or nothing."""
+    slope = found.levels_sharpness.of_levels(part.lowest_bin).found()
+    if slope.share < MOST or abs(slope.slope) < max(0.1, SURE_OF_SLOPE * slope.error):
+        return ()
+    low, high = slope.interval()
+    return (
+        f"there a temperature explains {percent(slope.share)} of it: the engine's is {between(low, high)} times the "
+        "trainer's. Look for a sampling temperature of its own that these sequences have",
+    )
+
+
+def _sequences(found: BySequence, part: Part, pattern: str | None) -> Signs:
     carry = f"{'carries' if part.sequences == 1 else 'carry'} {percent(part.k3_share)} of k3"
+    cooler = _cooler(found, part)
     of_all = f"{part.sequences} of {counted(found.sequences, 'sequence')} {carry}"
-    guess = among(part.sequences, found.sequences)
     return Signs(
-        f"the policies differ{guess}" if "?" in guess else f"{of_all}: {_numbers(found.worst[: part.sequences])}",
+        f"the policies differ{among(part.sequences, found.sequences, pattern)}"
+        if pattern
+        else f"{of_all}: {_numbers(found.worst[: part.sequences])}",
         (
             f"{of_all}: there |D| averages {part.logratio_abs_mean:.2g} (a token counts at most 1), in all others "
             f"{part.rest_logratio_abs_mean:.2g}; their k3 is {part.rest_k3:.2g} nats per "
             f"token (healthy: below {HEALTHY_K3:g})",
             _records(found, part.sequences),
+            *cooler,
         ),
         {
             "sequences": part.sequences,
@@ -124,16 +140,11 @@ def _names(worst: Sequence[WorstSequence]) -> list[str]:
 
 
 def _records(found: BySequence, sequences: int) -> str:
-    """Name the worst sequences, and whether they lie in one block."""
+    """Name the worst sequences."""
     worst = found.worst[:sequences]
     shown = ", ".join(
         f"{name} ({percent(one.k3 / found.k3)} of k3, {counted(one.tokens, 'token')}, largest |D| "
         f"{one.logratio_abs_max:.3g})"
         for name, one in zip(_names(worst[:SHOWN]), worst, strict=False)
     )
-    text = f"the worst {'record is' if len(worst) == 1 else 'records are'} {shown}"
-    records = sorted(one.record for one in worst)
-    together = len(records) == sequences >= 3 and len({one.file for one in worst}) == 1
-    if together and records[-1] - records[0] == len(records) - 1:
-        text += f"; they are one block, {records[0]} to {records[-1]}"
-    return text
+    return f"the worst {'record is' if len(worst) == 1 else 'records are'} {shown}"

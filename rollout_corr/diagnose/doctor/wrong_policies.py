@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from ...metrics.limits import CHANCE_SUM, RATIO_ERRORS, is_not_sampled, ratio_state
+from ...metrics.limits import BY_KEY, CHANCE_SUM, RATIO_ERRORS, ratio_state, sampler_state
 from ..measure.measurement import Measurement
 from ..measure.profiles import PROBABILITY_BINS, PROBABILITY_LABELS, Excess
 from .cause import HEALTHY_K3, MATTERS, MATTERS_K3, TIMES, Metrics, Signs, cause, percent
@@ -18,16 +18,35 @@ SURE = RATIO_ERRORS
 SURE_OF_SLOPE, LEAST_SLOPE = 6.0, 0.02
 # A mean is positive if it is so many standard errors above 0, where something else is sure.
 SURE_OF_SIGN = 3.0
-# A temperature is named where it explains this share of the mismatch, and is the cause where it explains most of it;
-# beyond the last share nothing else is there.
-PART, MOST, ALONE = 0.3, 0.5, 0.65
+# A temperature is named where it explains this share of the mismatch, and is the cause where it explains most of it.
+# True ones explain 0.81 and more, other bugs up to 0.72.
+PART, MOST = 0.3, 0.78
 # A wider interval of the temperature is said by its ends alone.
 WIDE = 0.3
+# What a penalty takes from tokens that repeat goes to all others: D of those that repeat is above 0 by this part of
+# what the others are below it.
+LEAST_LIFTED = 0.27
+# Two passes of the trainer vary where they are this part, in squares, of their distance from the engine apart, and
+# equally far from it but for this factor. A pass that has learned as much is 1.5 times as far.
+VARIES, ALIKE = 0.5, 1.3
 # Truncation lifts no token: only the engine's noise makes D positive. It makes up at most this share of sum |D|, and 99
 # of a hundred D stay below the second number, unless ratios lack more than a trainer without its context explains.
 MOST_UPWARDS, MOST_LIFTED = 0.3, 0.5
+# Truncation keeps the likely tokens, so D is hardly anywhere below this: -4.3 with 2 of 512 even tokens.
+LEAST_KEPT = -5.0
+# Log-probs that differ by a constant correlate by more.
+RELATED_BY_CONSTANT = 0.8
+# Twice the k3 beyond which something is broken: older weights and low precision stay below.
+BROKEN_K3 = 2.0 * BY_KEY["kl_rollout_train_k3"].alarm
 # Of policies that differ for a reason that is no bug.
 CORRECT = "Corrections are made for this: `rollout-corr what-if` shows what each would do."
+
+# Of policies that differ by more.
+BROKEN = (
+    "Compare the logits of one prompt on both sides, right after the weights are sent: rope, attention mask and "
+    "packing, sliding window, the format of the KV cache, dropout, the scale of a LoRA adapter, a layer or a shard "
+    "that was not sent. Corrections are made for smaller differences."
+)
 
 
 def _mean_ratio(metrics: Metrics) -> tuple[float, float]:
@@ -49,11 +68,17 @@ def renormalized(measured: Measurement, metrics: Metrics) -> Signs | None:
     ratio, error = _mean_ratio(metrics)
     mean = metrics["logratio_mean"]
     plain, sharper, slight = _truncated(measured, metrics)
-    if measured.evidence.finite < 50 or not (plain or sharper or slight):
-        return None
     # Truncation takes nothing away where a token is nearly certain; a constant does.
     constant = metrics["logratio_std"] < 0.25 * abs(mean)
-    title = "the rollout log-probs are of a truncated distribution (top-p, top-k, min-p)"
+    if measured.evidence.finite < 50 or not (plain or sharper or slight):
+        return None
+    related = measured.evidence.fit["log_prob_correlation"] > RELATED_BY_CONSTANT
+    if metrics["logratio_p1"] < LEAST_KEPT and not (constant and related):
+        return None
+    title = (
+        "the rollout log-probs are of a truncated distribution (top-p, top-k, min-p), or one side's are of something "
+        "else than the sampled token"
+    )
     if constant:
         title = "the rollout log-probs are larger by a constant: a softmax over fewer tokens on one side"
     elif not plain and not sharper:
@@ -123,7 +148,7 @@ def _truncated(measured: Measurement, metrics: Metrics) -> tuple[bool, bool, boo
     "D follows the log-prob and that explains most of it: one policy is sharper everywhere",
     "Divide the trainer's logits by the sampling temperature before the softmax, once; and have the engine return "
     "log-probs after temperature (vLLM: logprobs_mode='processed_logprobs').",
-    hides=("not_the_sampler", "different_policies", "long_products", "outliers"),
+    hides=("penalties", "not_the_sampler", "different_policies", "long_products", "outliers"),
 )
 def temperature(measured: Measurement, metrics: Metrics) -> Signs | None:
     """Recognize D that follows the log-prob itself: one side is sharper than the other, everywhere."""
@@ -134,12 +159,14 @@ def temperature(measured: Measurement, metrics: Metrics) -> Signs | None:
     if abs(slope) < max(LEAST_SLOPE, SURE_OF_SLOPE * found.error) or slope < -0.8:
         return None
     truncated = _truncated(measured, metrics)[1]
-    if share < PART and not truncated:
+    k3 = metrics["kl_rollout_train_k3"]
+    whole = truncated or share >= MOST
+    if not whole and (share < PART or k3 < MATTERS_K3):
         return None
     sharper = "trainer" if slope > 0 else "engine"
     low, high = found.interval()
     title = f"a temperature was applied on one side only: the {sharper} has the sharper policy"
-    if not truncated and share < MOST:
+    if not whole:
         title = f"a part of the mismatch looks like a temperature: the {sharper} has the sharper policy"
     middle = 0.5 * (low + high)
     factor = middle if slope > 0 or middle <= 0.0 else 1.0 / middle
@@ -148,8 +175,7 @@ def temperature(measured: Measurement, metrics: Metrics) -> Signs | None:
     table = measured.probability.rows(PROBABILITY_LABELS, range(PROBABILITY_BINS))
     ends = "; ".join(f"{row.label}: {row.logratio_mean:+.3f}" for row in (table[0], table[len(table) // 2], table[-1]))
     explained = f"a temperature explains {percent(share)} of the mismatch"
-    more = not truncated and share < ALONE and (1.0 - share) * metrics["kl_rollout_train_k3"] > HEALTHY_K3
-    if more:
+    if not whole:
         explained += "; the rest is something else"
     if truncated:
         explained = "sampling was truncated as well, which makes the interval wide"
@@ -160,7 +186,7 @@ def temperature(measured: Measurement, metrics: Metrics) -> Signs | None:
     return Signs(
         title,
         (
-            f"the engine's temperature is {_between(low, high)} times the trainer's",
+            f"the engine's temperature is {between(low, high)} times the trainer's",
             f"D of unlikely tokens changes by {slope:+.3f} +- {found.error:.3f} per nat of their log-prob; {explained}",
             f"mean D by rollout probability: {ends}",
             *later,
@@ -174,13 +200,14 @@ def temperature(measured: Measurement, metrics: Metrics) -> Signs | None:
             "slope_error": found.error,
             "explained": share,
         },
-        min(1.0, abs(middle - 1.0)) if truncated or share >= MOST else share * metrics["kl_rollout_train_k3"],
-        severity="warning" if sharpened or not (truncated or share >= MOST) else None,
-        beside=("different_policies",) * more,
+        # A part stands behind the finding that the policies differ, whose strength is k3.
+        min(1.0, abs(middle - 1.0)) if whole else share * min(1.0, k3),
+        severity="warning" if sharpened or not whole else None,
+        beside=() if whole else ("different_policies", "penalties"),
     )
 
 
-def _between(low: float, high: float) -> str:
+def between(low: float, high: float) -> str:
     """Say an interval: by its middle, or where it is wide by its ends."""
     if high - low < WIDE:
         return f"about {0.5 * (low + high):.2f} ({low:.2f} to {high:.2f})"
@@ -305,6 +332,7 @@ def _repeated(few: Tensor, many: Tensor) -> tuple[float, float, float, float] | 
     repeated, rest, tokens = float(e.sum() / m.sum()), float(d.sum() / n.sum()), float(m.sum())
     # Else the others are lowered alone, as by another prompt, which tokens at the start feel most.
     lifted = max(MATTERS, SURE_OF_SIGN * math.sqrt(float(e2.sum()) / tokens - repeated * repeated) / math.sqrt(tokens))
+    lifted = max(lifted, LEAST_LIFTED * -rest)
     if difference < max(SURE_OF_SLOPE * error, 4.0 * MATTERS) or not rest < -MATTERS < lifted < repeated:
         return None
     return difference, error, repeated, rest
@@ -324,7 +352,8 @@ def positions(measured: Measurement, metrics: Metrics) -> Signs | None:
     groups = [i for i, tokens in enumerate(excess.tokens_of_each()) if tokens >= 50]
     early = [i for i in groups if i < 5]
     late = [i for i in groups if i >= 5]
-    if not early or not late:
+    # In some sequences alone, which may be the long ones: `outliers` says in which.
+    if not early or not late or measured.evidence.by_sequence.part() is not None:
         return None
     times = excess.over([late[-1]], early)
     here = _level(excess, [late[-1]])
@@ -359,6 +388,35 @@ def engine_alone(measured: Measurement, metrics: Metrics) -> Signs | None:
         (f"mean |new_logp - train_logp| is {apart:.3g}, mean |train_logp - rollout_logp| is {engine:.3g}",),
         {"new_train_abs_mean": apart, "train_rollout_abs_mean": engine},
         1.0 - apart / engine,
+    )
+
+
+@cause(
+    "warning",
+    "two passes of the trainer differ, and each is as far from the engine (needs `new_logp`)",
+    "The trainer does not agree with itself: look for dropout, for kernels whose result depends on the "
+    "batch, for a mixture of experts that routes or drops tokens differently. A policy that has learned between the "
+    "passes does not look like this.",
+    hides=("different_policies",),
+)
+def trainer_varies(measured: Measurement, metrics: Metrics) -> Signs | None:
+    """Recognize two passes of the trainer that are as far from one another as from the engine."""
+    apart, engine = (measured.evidence.mean_distance(pair) for pair in ("new_train", "train_rollout"))
+    if apart is None or engine is None or metrics["kl_rollout_train_k3"] < HEALTHY_K3:
+        return None
+    of_train, of_new, of_both = measured.evidence.mean_squares()
+    if of_both < VARIES * of_train or not of_train / ALIKE < of_new < of_train * ALIKE:
+        return None
+    return Signs(
+        "two passes of the trainer differ from one another as from the engine: dropout, or kernels that vary",
+        (
+            f"mean |new_logp - train_logp| is {apart:.3g}, mean |train_logp - rollout_logp| is {engine:.3g}",
+            f"with differences cut at 1 nat, the mean square of new_logp - train_logp is {of_both:.3g}, of train_logp "
+            f"- rollout_logp {of_train:.3g}, of new_logp - rollout_logp {of_new:.3g}; after learning the last would "
+            "be the sum of the others",
+        ),
+        {"new_train_abs_mean": apart, "train_rollout_abs_mean": engine},
+        min(1.0, of_both / (of_train + of_new)),
     )
 
 
@@ -430,32 +488,44 @@ def raw_log_probs(measured: Measurement, metrics: Metrics) -> Signs | None:
     if found is None:
         return None
     entropy, difference, error = found
+    complete = measured.evidence.groups_complete
+    state = sampler_state(difference, error, entropy, metrics["sequences"], complete)
     # Log-probs that differ may be off by as much: |E_q f - E_p f| <= std(f) * sqrt(chi2).
+    room = measured.evidence.fit["train_std"] * math.sqrt(max(0.0, metrics["chi2_train_rollout"]))
     agree = metrics["kl_rollout_train_k3"] < HEALTHY_K3
-    chi2 = 0.0 if agree else max(0.0, metrics["chi2_train_rollout"])
-    room = measured.evidence.fit["train_std"] * math.sqrt(chi2)
-    if abs(difference) < room or not is_not_sampled(difference, error, entropy, metrics["sequences"]):
+    if state == "healthy" or (abs(difference) < room and not (agree and state == "alarm")):
         return None
     sharper = difference > 0
+    title = f"the tokens were sampled from a {'sharper' if sharper else 'flatter'} policy than either side reports"
+    selected = sharper and state == "watch"
+    if selected:
+        title += ", or the likelier ones of several answers were kept"
+    groups = ("all groups have the same number of answers, so none was selected",) if complete else ()
     return Signs(
-        f"the tokens were sampled from a {'sharper' if sharper else 'flatter'} policy than either side reports",
+        title,
         (
             f"the mean entropy is {entropy:.3f} nats, the mean of -train_logp {entropy - difference:.3f}, "
             f"{abs(difference) / error:.0f} standard errors apart; over tokens that this policy sampled they are equal",
+            *groups,
         ),
         {"entropy_mean": entropy, "surprise_mean": entropy - difference, "difference_error": error},
         min(1.0, abs(difference) / max(entropy, 1e-9)),
+        severity="note" if state == "watch" else None,
     )
 
 
 @cause(
     "warning",
-    "the policies differ, and none of the signs above is there: staleness, low precision",
-    f"{CORRECT} Dump versions and steps with the log-probs to tell staleness from precision.",
+    "the policies differ, and none of the signs above is there: staleness, low precision; beyond a k3 of "
+    f"{BROKEN_K3:g} a broken model",
+    f"{CORRECT} Dump versions and steps with the log-probs to tell staleness from precision. If the weights are fresh "
+    "and the precision is the same, look for dropout in the trainer, a LoRA adapter at another scale, a layer that was "
+    "not sent.",
 )
 def different_policies(measured: Measurement, metrics: Metrics) -> Signs | None:
     """Recognize policies that differ, where nothing says that the cause is a bug."""
-    if metrics["kl_rollout_train_k3"] < HEALTHY_K3:
+    k3 = metrics["kl_rollout_train_k3"]
+    if k3 < HEALTHY_K3:
         return None
     ratio, error = _mean_ratio(metrics)
     versions = measured.evidence.values["versions"]
@@ -464,18 +534,24 @@ def different_policies(measured: Measurement, metrics: Metrics) -> Signs | None:
         if len(versions) != 1
         else (f"all tokens are of version {next(iter(versions))}: there is nothing to compare; dump more steps",)
     )
+    title = "the two policies differ and show none of the known bugs: staleness or low precision are the usual causes"
+    advice = CORRECT if same else None
+    if k3 > BROKEN_K3:
+        title = "the two policies are further apart than staleness or low precision usually explains"
+        advice = BROKEN
     return Signs(
-        "the two policies differ and show none of the known bugs: staleness or low precision are the usual causes",
+        title,
         (
-            f"k3 is {metrics['kl_rollout_train_k3']:.3g} nats per token (healthy: below {HEALTHY_K3:g}), mean |D| "
-            f"{metrics['logratio_abs_mean']:.3g}, 99th percentile of |D| {metrics['logratio_abs_p99']:.3g}",
+            f"k3 is {k3:.3g} nats per token (healthy: below {HEALTHY_K3:g}; stale or quantized engines: rarely above "
+            f"{BY_KEY['kl_rollout_train_k3'].alarm:g}), mean |D| {metrics['logratio_abs_mean']:.3g}, 99th percentile "
+            f"of |D| {metrics['logratio_abs_p99']:.3g}",
             f"the mean ratio exp(D) is {ratio:.3f} +- {error:.3f}; over tokens that the rollout policy sampled it is 1",
             *same,
         ),
         {name: metrics[name] for name in ("kl_rollout_train_k3", "logratio_abs_mean", "logratio_abs_p99")}
         | {"ratio_mean": ratio, "ratio_mean_error": error},
-        min(1.0, metrics["kl_rollout_train_k3"]),
-        advice=CORRECT if same else None,
+        min(1.0, k3),
+        advice=advice,
     )
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 
-from ..measure.evidence import FAR, FIRST_TURN, OTHER, OTHER_TURNS, OWN, SHIFTS, SIDES
+from ..measure.evidence import FAR, FIRST_TURN, IMPOSSIBLE, OTHER_TURNS, SIDES, Evidence
 from ..measure.measurement import Measurement
-from ..measure.padding import SHORTEST, Beyond
+from ..measure.padding import SHORTEST, Beyond, Filler
+from ..measure.pairing import FEWEST_SWAP_TOKENS, OTHER, OWN, SHIFTS
 from .cause import HEALTHY_K3, MATTERS, TIMES, Metrics, Signs, among, cause, counted, percent
 from .wrong_policies import is_truncated_later
 
@@ -14,8 +15,18 @@ from .wrong_policies import is_truncated_later
 SURELY = 10.0
 
 # |D| of first tokens is carried by at least so many, (sum |D|)^2 / sum D^2: the samples of one prompt begin alike, and
-# a router that takes another expert there moves them all.
-FEWEST_STARTS = 10
+# a router that takes another expert there moves them all. Of turns they are this share too, up to the last number: a
+# temperature in a few sequences moves their first tokens most.
+FEWEST_STARTS, STARTS, MOST_STARTS = 10, 0.15, 30.0
+# Of later turns that no first turn can be compared with.
+LATE = (
+    "Compare what stands between turns on both sides: template, output of tools. If it is the same, look at what "
+    "depends on the position: a sliding window, context-parallel ranks, rope scaling, weights that changed during the "
+    "sequence."
+)
+
+# Tokens that one policy calls impossible are no outliers if they are so many, and this share of all.
+FEWEST_IMPOSSIBLE, LEAST_IMPOSSIBLE = 5, 1e-3
 
 # Where less than half of the sequences are scaled, they are at least so many and the logarithm of their factor deviates
 # by at most this. Under a temperature the log-probs of sure tokens are nearly multiples too, by a factor that varies.
@@ -23,8 +34,8 @@ FEWEST_SCALED, SAME_FACTOR = 4, 0.02
 
 # Causes that are computed from D and mean nothing where D itself is wrong.
 OF_D = (
-    *("renormalized", "temperature", "turn_starts", "sequence_starts", "positions", "different_policies"),
-    *("long_products", "not_the_sampler", "outliers"),
+    *("renormalized", "temperature", "turn_starts", "sequence_starts", "penalties", "positions"),
+    *("different_policies", "long_products", "not_the_sampler", "outliers"),
 )
 
 
@@ -46,7 +57,7 @@ def empty(measured: Measurement, metrics: Metrics) -> Signs | None:
     "values above 0: probabilities, or losses",
     "Pass log-probs: the logarithm of probabilities, the negative of a loss. Where a value is missing, the mask has to "
     "be 0.",
-    hides=(*OF_D, "wrong_weights", "shifted", "swapped", "filled"),
+    hides=(*OF_D, "wrong_weights", "shifted", "swapped", "reordered", "filled"),
 )
 def not_log_probs(measured: Measurement, metrics: Metrics) -> Signs | None:
     """Recognize values above 0, which no log-prob has."""
@@ -82,11 +93,10 @@ def nonfinite(measured: Measurement, metrics: Metrics) -> Signs | None:
     evidence, bad = measured.evidence, metrics["tokens_nonfinite"]
     if not bad:
         return None
-    whole = evidence.rows_all_bad
+    whole = evidence.all_bad.having
+    in_some = among(whole, metrics["sequences"], evidence.places.pattern(evidence.all_bad))
     return Signs(
-        f"whole sequences are NaN or infinite{among(whole, metrics['sequences'])}"
-        if whole
-        else "some log-probs are NaN or infinite",
+        f"whole sequences are NaN or infinite{in_some}" if whole else "some log-probs are NaN or infinite",
         (
             f"{bad:.0f} of {counted(metrics['tokens'], 'valid token')}: {evidence.bad['train']} of the train and "
             f"{evidence.bad['rollout']} of the rollout log-probs",
@@ -105,7 +115,8 @@ def nonfinite(measured: Measurement, metrics: Metrics) -> Signs | None:
 
 @cause(
     "error",
-    "one value, again and again, where the other policy gives many: tokens of a tool, lost log-probs",
+    "one value, again and again, where the other policy gives many: tokens of a tool, lost log-probs; or tokens that "
+    "one policy calls impossible",
     "These tokens were not sampled (output of a tool, a template, padding), or their log-probs were lost: mask them, "
     "or fetch the log-probs. Greedy sampling looks like this too: its log-probs are all 0.",
     hides=(*OF_D, "wrong_weights"),
@@ -132,40 +143,63 @@ def filled(measured: Measurement, metrics: Metrics) -> Signs | None:
             {"value": value, "tokens": count, "tokens_fraction": share},
             share,
         )
+    for side in SIDES:
+        count = evidence.impossible[side]
+        if count < max(FEWEST_IMPOSSIBLE, LEAST_IMPOSSIBLE * evidence.finite, 0.5 * evidence.unlikely[side]):
+            continue
+        share, other = count / evidence.finite, "train" if side == "rollout" else "rollout"
+        return Signs(
+            f"the {side} log-probs call {percent(share)} of the tokens impossible",
+            (
+                f"{counted(count, 'token')} of {evidence.finite:,} have a {side} log-prob more than {IMPOSSIBLE:g} "
+                f"nats below the {other} log-prob; the largest |D| is {metrics['logratio_abs_max']:.4g}",
+            ),
+            {"tokens": count, "tokens_fraction": share, "logratio_abs_max": metrics["logratio_abs_max"]},
+            share,
+            advice="No policy is that far from one that sampled the token. Look for logits that were masked, -1e4 or "
+            "-inf, where the token was allowed: top-k, a grammar or an action mask replayed wrongly; or for values "
+            "that stand in place of missing log-probs.",
+        )
     return None
 
 
 @cause(
     "error",
-    "log-probs of exactly 0 on both sides fill the ends, or the beginnings, of rows: padding without a mask, or a mask "
-    "that is too long",
+    "log-probs of exactly one value on both sides, mostly 0, fill the ends, or the beginnings, of rows: padding "
+    "without a mask, or a mask that is too long",
     "Pass the mask (--field mask=NAME; in Python mask=), or the lengths. Without it padding counts as tokens that "
     "agree: k3 and every mean are too small, and criteria over sequences keep too much.",
 )
 def padding(measured: Measurement, metrics: Metrics) -> Signs | None:
-    """Recognize padding that no mask hides: zeros that fill rows up to their length."""
-    evidence = measured.evidence
-    found = evidence.padding
-    beyond = found.beyond(int(metrics["sequences"]), evidence.tokens)
-    if beyond is not None:
-        return _mask_too_long(beyond, evidence.tokens, metrics)
-    if not found.is_likely(int(metrics["sequences"]), evidence.tokens):
-        return None
+    """Recognize padding that no mask hides: one value that fills rows up to their length."""
+    evidence, sequences = measured.evidence, int(metrics["sequences"])
+    for value, filler in evidence.padding.fillers.items():
+        beyond = filler.beyond(sequences, evidence.tokens)
+        if beyond is not None:
+            return _mask_too_long(value, beyond, evidence.tokens, metrics)
+        if filler.is_likely(sequences, evidence.tokens):
+            return _no_mask(value, filler, evidence, metrics)
+    return None
+
+
+def _no_mask(value: float, found: Filler, evidence: Evidence, metrics: Metrics) -> Signs:
+    """Describe runs of one value at the ends of rows."""
     count, share = found.tokens, found.tokens / evidence.tokens
     rest = max(1.0, evidence.finite - count)
     k3 = metrics["kl_rollout_train_k3"] * evidence.finite / rest
     where = "ends" if found.at_end >= found.at_begin else "beginnings"
     return Signs(
-        f"{count:,} of {counted(evidence.tokens, 'token')} are exactly 0 on both sides, at the {where} of rows: is the "
-        "mask missing?",
+        f"{count:,} of {counted(evidence.tokens, 'token')} are exactly {value:g} on both sides, at the {where} of "
+        "rows: is the mask missing?",
         (
             f"{found.rows:,} of {counted(metrics['sequences'], 'sequence')} {where[:-1]} with such a run, of "
-            f"{count / found.rows:.0f} tokens on average; elsewhere {found.inside:,} tokens are 0, in runs of "
+            f"{count / found.rows:.0f} tokens on average; elsewhere {found.inside:,} tokens are {value:g}, in runs of "
             f"{found.inside / max(1, found.runs):.1f}",
             f"without them k3 is {k3:.2g} nats per token and not {metrics['kl_rollout_train_k3']:.2g} (healthy: below "
             f"{HEALTHY_K3:g})",
         ),
         {
+            "value": value,
             "tokens": count,
             "tokens_fraction": share,
             "sequences": found.rows,
@@ -176,17 +210,19 @@ def padding(measured: Measurement, metrics: Metrics) -> Signs | None:
     )
 
 
-def _mask_too_long(beyond: Beyond, tokens: int, metrics: Metrics) -> Signs:
-    """Describe zeros at one end of nearly all rows; a few of them may be certain tokens of a template."""
+def _mask_too_long(value: float, beyond: Beyond, tokens: int, metrics: Metrics) -> Signs:
+    """Describe a value at one end of nearly all rows; a few of them may be certain tokens of a template."""
     late = beyond.at == "end"
     many = counted(beyond.length, "token")
     moved = f"or {many} {'late' if late else 'early'}"
-    title = f"nearly every row {'ends' if late else 'begins'} with {many} of log-prob exactly 0 on both sides"
+    title = f"nearly every row {'ends' if late else 'begins'} with {many} of log-prob exactly {value:g} on both sides"
     said = (
         f"{beyond.rows:,} of {counted(metrics['sequences'], 'sequence')}, {percent(beyond.zeros / tokens)} of the "
-        f"tokens; elsewhere {counted(beyond.elsewhere, 'token')} of {tokens - beyond.zeros:,} are 0 on both sides",
+        f"tokens; elsewhere {counted(beyond.elsewhere, 'token')} of {tokens - beyond.zeros:,} are {value:g} on both "
+        "sides",
     )
     numbers = {
+        "value": value,
         "tokens": beyond.zeros,
         "tokens_fraction": beyond.zeros / tokens,
         "sequences": beyond.rows,
@@ -255,31 +291,39 @@ def bfloat16(measured: Measurement, metrics: Metrics) -> Signs | None:
     "the log-probs fit one or two tokens earlier or later, in all sequences or in some",
     "Logits at t predict token t + 1. Either the labels are shifted by one on one side only, or one side counts a "
     "first token (BOS, the last of the prompt) that the other does not.",
-    hides=(*OF_D, "wrong_weights", "swapped"),
+    hides=(*OF_D, "wrong_weights", "swapped", "reordered"),
 )
 def shifted(measured: Measurement, metrics: Metrics) -> Signs | None:
     """Recognize log-probs that fit when one side is moved by a token or two."""
-    evidence = measured.evidence
-    total = sum(evidence.shifted.values())
-    if total < max(2, 0.05 * evidence.paired):
+    evidence, pairing = measured.evidence, measured.evidence.pairing
+    total, tested, noun = sum(pairing.shifted.values()), pairing.paired, "sequence"
+    late, later = pairing.later_shifted, pairing.later_paired
+    where = ""
+    if later:
+        noun = "turn"
+        first_turns = (total - late) / max(1, tested - later)
+        if late >= 2 and first_turns < 0.2 * late / later:
+            total, tested, where = late, later, " in later turns"
+    if total < max(2, 0.05 * tested):
         return None
-    shift = max((s for s in SHIFTS if s), key=lambda s: evidence.shifted[s])
+    shift = max((s for s in SHIFTS if s), key=lambda s: pairing.shifted[s])
     correlation = evidence.fit["log_prob_correlation"]
-    by_shift = ", ".join(f"by {-s:+d} in {n}" for s, n in evidence.shifted.items() if n)
+    by_shift = ", ".join(f"by {-s:+d} in {n}" for s, n in pairing.shifted.items() if n)
+    in_some = among(total, tested, evidence.places.pattern(pairing.shift), noun)
     return Signs(
-        f"the rollout log-probs are {counted(abs(shift), 'token')} {'late' if shift < 0 else 'early'}"
-        f"{among(total, evidence.paired)}",
+        f"the rollout log-probs are {counted(abs(shift), 'token')} {'late' if shift < 0 else 'early'}{where}{in_some}",
         (
-            f"in {total} of {counted(evidence.paired, 'sequence')} they fit train_logp better when moved ({by_shift})",
+            f"in {total} of {counted(tested, noun)}{' after the first' * bool(where)} they fit train_logp better when "
+            f"moved ({by_shift})",
             f"unmoved, the two log-probs correlate by {correlation:.2f} over all tokens",
         ),
         {
             "moved_by": -shift,
             "sequences": total,
-            "sequences_tested": evidence.paired,
+            "sequences_tested": tested,
             "correlation": correlation,
         },
-        total / max(1, evidence.paired),
+        total / max(1, tested),
     )
 
 
@@ -288,21 +332,54 @@ def shifted(measured: Measurement, metrics: Metrics) -> Signs | None:
     "the log-probs fit another sequence",
     "One side was sorted, shuffled or balanced over ranks after the log-probs were computed: join both sides by an id "
     "before any reordering.",
-    hides=(*OF_D, "wrong_weights"),
+    hides=(*OF_D, "reordered", "wrong_weights"),
 )
 def swapped(measured: Measurement, metrics: Metrics) -> Signs | None:
     """Recognize rollout log-probs that belong to another sequence."""
-    evidence = measured.evidence
-    if evidence.swapped < max(2, 0.05 * evidence.swap_tested):
+    found = measured.evidence.pairing.swapped
+    if found.having < max(2, 0.05 * found.tested):
         return None
+    fit = (
+        f"fit the rollout log-probs of another sequence (correlation above {OTHER:g}) and not their own (below {OWN:g})"
+    )
+    if found is not measured.evidence.pairing.swap:
+        fit = (
+            f"are nearer to the rollout log-probs of another sequence than a tenth of the distance to their own, over "
+            f"the first {FEWEST_SWAP_TOKENS} tokens"
+        )
+    in_some = among(found.having, found.tested, measured.evidence.places.pattern(found))
     return Signs(
-        f"train and rollout log-probs of different sequences are paired{among(evidence.swapped, evidence.swap_tested)}",
+        f"train and rollout log-probs of different sequences are paired{in_some}",
+        (f"in {found.having} of {counted(found.tested, 'sequence')} the train log-probs {fit}",),
+        {"sequences": found.having, "sequences_tested": found.tested},
+        found.having / found.tested,
+    )
+
+
+@cause(
+    "error",
+    "a sequence has the same log-probs on both sides, in another order",
+    "Tokens of a sequence were put together in another order on one side: context parallelism that deals out chunks "
+    "in a zigzag, chunks of a stream that were joined backwards, a shift by more than two tokens. Compare the order of "
+    "the token ids on both sides.",
+    hides=(*OF_D, "wrong_weights"),
+)
+def reordered(measured: Measurement, metrics: Metrics) -> Signs | None:
+    """Recognize log-probs that agree when both sides are sorted."""
+    found = measured.evidence.pairing.order
+    if found.having < max(2, 0.05 * found.tested):
+        return None
+    in_some = among(found.having, found.tested, measured.evidence.places.pattern(found))
+    return Signs(
+        f"the tokens of a sequence are in another order on one side{in_some}",
         (
-            f"in {evidence.swapped} of {counted(evidence.swap_tested, 'sequence')} the train log-probs fit the rollout "
-            f"log-probs of another sequence (correlation above {OTHER:g}) and not their own (below {OWN:g})",
+            f"in {found.having} of {counted(found.tested, 'sequence')} the two log-probs correlate by less than "
+            f"{OWN:g}, and sorted by size they agree",
+            f"over all tokens they correlate by {measured.evidence.fit['log_prob_correlation']:.2f}; mean |D| is "
+            f"{metrics['logratio_abs_mean']:.3g}",
         ),
-        {"sequences": evidence.swapped, "sequences_tested": evidence.swap_tested},
-        evidence.swapped / evidence.swap_tested,
+        {"sequences": found.having, "sequences_tested": found.tested},
+        found.having / found.tested,
     )
 
 
@@ -315,12 +392,13 @@ def swapped(measured: Measurement, metrics: Metrics) -> Signs | None:
 def scale(measured: Measurement, metrics: Metrics) -> Signs | None:
     """Recognize log-probs that were multiplied by a constant, or divided by the length of their sequence."""
     found = measured.evidence.by_sequence
-    if found.scaled < max(2, 0.05 * found.scale_tested):
+    scaled, tested = found.scale.having, found.scale.tested
+    if scaled < max(2, 0.05 * tested):
         return None
     factor, deviation = found.factor()
     divided = found.divided()
-    alike = found.scaled >= FEWEST_SCALED and deviation <= SAME_FACTOR
-    if found.scaled < 0.5 * found.scale_tested and divided is None and not alike:
+    alike = scaled >= FEWEST_SCALED and deviation <= SAME_FACTOR
+    if scaled < 0.5 * tested and divided is None and not alike:
         return None
     title = f"the train log-probs are {factor:.3g} times the rollout log-probs"
     if divided is not None:
@@ -328,20 +406,19 @@ def scale(measured: Measurement, metrics: Metrics) -> Signs | None:
     elif deviation > 0.25:
         title = "within each sequence, the train log-probs are a multiple of the rollout log-probs"
     return Signs(
-        f"{title}{among(found.scaled, found.scale_tested)}",
+        f"{title}{among(scaled, tested, measured.evidence.places.pattern(found.scale))}",
         (
-            f"in {found.scaled} of {counted(found.scale_tested, 'sequence')} the train log-probs are a multiple of the "
-            "rollout log-probs",
+            f"in {scaled} of {counted(tested, 'sequence')} the train log-probs are a multiple of the rollout log-probs",
             f"the factor train / rollout is {factor:.4g}; in two thirds of them it lies between "
             f"{factor / math.exp(deviation):.3g} and {factor * math.exp(deviation):.3g}",
         ),
         {
             "factor": factor,
             "factor_spread": math.expm1(deviation),
-            "sequences": found.scaled,
-            "sequences_tested": found.scale_tested,
+            "sequences": scaled,
+            "sequences_tested": tested,
         },
-        found.scaled / found.scale_tested,
+        scaled / tested,
     )
 
 
@@ -352,7 +429,7 @@ def scale(measured: Measurement, metrics: Metrics) -> Signs | None:
     "again. Where whole turns are off, compare what stands before them on both sides: template, output of tools.",
     hides=(
         *("wrong_weights", "not_the_sampler", "different_policies", "long_products", "temperature", "renormalized"),
-        *("positions", "outliers"),
+        *("penalties", "positions", "outliers"),
     ),
 )
 def turn_starts(measured: Measurement, metrics: Metrics) -> Signs | None:
@@ -370,14 +447,23 @@ def turn_starts(measured: Measurement, metrics: Metrics) -> Signs | None:
         found = turns.over(first, list(range(4, OTHER_TURNS + 1)))
         if found > times:
             best, times = last + 1, found
+    beside: tuple[str, ...] = ()
     if whole >= 2.0 * TIMES and times < 1.5 * TIMES:
         best, times = len(later), whole
-    if times < 1.5 * TIMES:
+        at_one = measured.evidence.at_one_place([1, 2, 3, 4], [0])
+        beside = ("positions",) if math.isinf(at_one[0]) else ()
+    else:
+        at_one = measured.evidence.at_one_place([1, 2, 3][:best], [0, 4])
+    # Else first turns that reach as far differ as much: it is the place, and not the turn.
+    if min(times, *at_one) < 1.5 * TIMES:
         return None
     count, magnitude = turns.table()
     tokens = turns.tokens(later[:best])
     here = float(magnitude[:best].sum())
     if here / tokens < 4 * MATTERS:
+        return None
+    squares = float(turns.groups()[:best, :, 3].sum())
+    if best < len(later) and here * here < max(FEWEST_STARTS, min(MOST_STARTS, STARTS * tokens)) * squares:
         return None
     share = float(magnitude[:best].sum() / magnitude.sum())
     which = "token" if best == 1 else f"{best} tokens"
@@ -385,6 +471,8 @@ def turn_starts(measured: Measurement, metrics: Metrics) -> Signs | None:
     said, than = f"the first {which} of each later turn", "equally likely later tokens"
     if best == len(later):
         title = "later turns are off and the first is not: other text stands between turns in the trainer"
+        if beside:
+            title = "later turns are off, or late positions: no first turn reaches as far"
         said, than = "all tokens of later turns", "equally likely tokens of the first turn"
     return Signs(
         title,
@@ -402,15 +490,17 @@ def turn_starts(measured: Measurement, metrics: Metrics) -> Signs | None:
         },
         share,
         "error" if times >= SURELY else None,
+        beside,
+        LATE if beside else None,
     )
 
 
 @cause(
     "error",
     "log-probs that do not correlate, at any shift; a head that was not trained or tied",
-    "Compare the logits of one prompt in trainer and engine right after the weights are sent: parameters that were "
-    "skipped, a tied lm_head, another checkpoint, another chat template or tokenizer; or log-probs gathered at the "
-    "wrong logits, or of sequences in another order.",
+    "Check first that both sides list their sequences in one order. Then compare the logits of one prompt in trainer "
+    "and engine right after the weights are sent: parameters that were skipped, a tied lm_head, another checkpoint, "
+    "another chat template or tokenizer; or log-probs gathered at the wrong logits.",
     hides=tuple(name for name in OF_D if name != "turn_starts"),
 )
 def wrong_weights(measured: Measurement, metrics: Metrics) -> Signs | None:
@@ -439,7 +529,7 @@ def wrong_weights(measured: Measurement, metrics: Metrics) -> Signs | None:
             f"mean ratio exp(D) is {metrics['ratio_mean']:.3g}",
             f"the standard deviation of the train log-probs is {fit['train_std']:.2f}, of the rollout log-probs "
             f"{fit['rollout_std']:.2f}; the mean train log-prob is {fit['train_mean']:.2f}",
-            "no shift and no other sequence fits better",
+            _not_moved(measured),
         ),
         {
             "correlation": correlation,
@@ -451,6 +541,19 @@ def wrong_weights(measured: Measurement, metrics: Metrics) -> Signs | None:
         },
         1.0 - max(0.0, correlation),
     )
+
+
+def _not_moved(measured: Measurement) -> str:
+    """Say which other pairings were tried."""
+    pairing = measured.evidence.pairing
+    tried = [name for name, tested in (("shift", pairing.paired), ("other sequence", pairing.swapped.tested)) if tested]
+    untried = (
+        ""
+        if pairing.swapped.tested
+        else (f"other sequences were not compared: these are shorter than {FEWEST_SWAP_TOKENS} tokens, or a single one")
+    )
+    said = " and ".join(f"no {name}" for name in tried)
+    return "; ".join(filter(None, (said and f"{said} fits better", untried)))
 
 
 @cause(

@@ -11,7 +11,9 @@ from torch import Tensor
 
 from ...metrics.limits import BY_KEY
 from ..read.chunk import ValidTokens
+from .places import MOST, Tested
 from .profiles import PROBABILITY_BINS, probability_bins
+from .sharpness import SharpnessTally
 
 # Values are clamped to +-CUT where one token must not decide an average.
 CUT = 20.0
@@ -22,6 +24,8 @@ WORST = 64
 # Bins of the mean min(|D|, 1) of a sequence: BINS of them up to 1, four an octave.
 BINS, PER_OCTAVE = 96, 4
 LOWEST = -(BINS - 1) / PER_OCTAVE
+# Sequences of a bin are dealt to so many groups, whose spread is the error of a slope.
+SHARPNESS_GROUPS = 8
 # Sequences stand apart if there are enough in all, they are at most this share, each has at least this mean, theirs is
 # so many times that of the others, and they carry this share of k3.
 FEWEST_SEQUENCES, MOST_APART, APART, TIMES_REST, CARRIES = (
@@ -41,6 +45,8 @@ FEWEST_FOR_SCALE = 8
 # One side of a sequence is a multiple of the other where this much of its square is left unexplained, and the factor
 # is beyond this one.
 UNEXPLAINED, FACTOR = 0.02, 1.25
+# ... and a constant that is added leaves more than so many times the square of what the factor does,
+AS_WELL = 2.0
 # ... and D has one sign at tokens with a log-prob beyond TOLD: |signs| add up to so much of their number.
 TOLD, ONE_SIGN = 0.02, 0.7
 # How far the logarithm of a factor may lie from that of the length.
@@ -102,6 +108,7 @@ class Part:
         k3_share: Their share of the sum of k3.
         logratio_abs_mean, rest_logratio_abs_mean: Mean min(|D|, 1) of their tokens, and of all others.
         rest_k3: Mean k3 of all other tokens.
+        lowest_bin: The lowest bin of the mean min(|D|, 1) that they are in.
     """
 
     sequences: int
@@ -109,6 +116,7 @@ class Part:
     logratio_abs_mean: float
     rest_logratio_abs_mean: float
     rest_k3: float
+    lowest_bin: int
 
 
 class BySequence:
@@ -117,7 +125,8 @@ class BySequence:
     Attributes:
         sequences, tokens, k3: Non-empty sequences, their tokens with a finite D, and the sum of k3.
         far: Tokens beyond each of FAR_OFF.
-        scale_tested, scaled: Sequences tested for a factor; sequences whose one side is a multiple of the other.
+        levels_sharpness: How D follows the log-prob, by the mean min(|D|, 1) of the sequence.
+        scale: Sequences tested for a factor; sequences whose one side is a multiple of the other.
         factors: Of the scaled: sums of log f, log f + log n and log f - log n, and of their squares; f is train over
             rollout, n the length.
     """
@@ -126,16 +135,19 @@ class BySequence:
         self.sequences = self.tokens = 0
         self.k3 = 0.0
         self.far = tuple(FarOff(beyond) for beyond in FAR_OFF)
-        self.scale_tested = self.scaled = 0
+        self.scale = Tested()
+        self.levels_sharpness = SharpnessTally(BINS, SHARPNESS_GROUPS)
         self.factors = torch.zeros(2, 3, dtype=torch.float64)
         # Per bin of the mean min(|D|, 1), which no single token decides: sequences, tokens, sums of it and of k3.
         self._levels = torch.zeros(BINS, 4, dtype=torch.float64)
         self._groups = torch.zeros(GROUP_BINS, dtype=torch.float64)
+        # [2, K] int64 of each chunk: sequences by the order of reading, and their bins of the mean.
+        self._levels_at: list[Tensor] = []
         self._worst: list[tuple[float, int, WorstSequence]] = []
         self._seen = 0
 
-    def add(self, tokens: ValidTokens) -> None:
-        """Add the sequences of a chunk."""
+    def add(self, tokens: ValidTokens, first: int) -> None:
+        """Add the sequences of a chunk, the first of which is this one of the dump."""
         finite, count = tokens.finite, tokens.lengths.shape[0]
         owner, d = tokens.owner[finite], tokens.d[finite].double().clamp(-CUT, CUT)
         if not d.numel():
@@ -156,11 +168,15 @@ class BySequence:
         bounded = total(d.abs().clamp(max=1.0))
         level = ((bounded / n.clamp(min=1))[some].clamp(min=1e-300).log2() - LOWEST) * PER_OCTAVE
         bins = level.long().clamp(0, BINS - 1)
+        if first <= MOST:
+            self._levels_at.append(torch.stack([some + first, bins]))
         for column, values in enumerate((torch.ones_like(level), n[some], bounded[some], sums[some])):
             self._levels[:, column] += torch.bincount(bins, values, minlength=BINS)
+        where = torch.zeros(count, dtype=torch.int64).index_put_((some,), bins)
+        self.levels_sharpness.add(tokens, where)
         self._add_groups(tokens.rollout[finite], owner, d.abs().clamp(max=1.0), bounded)
         self._add_worst(tokens, n, sums, total(d.abs()), owner, d)
-        self._add_scales(tokens, owner, n, count)
+        self._add_scales(tokens, owner, n, count, first)
 
     def _add_groups(self, rollout: Tensor, owner: Tensor, d: Tensor, bounded: Tensor) -> None:
         """Compare each sequence's |D| with that of equally likely tokens of the chunk."""
@@ -214,7 +230,7 @@ class BySequence:
             )
             (heapq.heappushpop if full else heapq.heappush)(self._worst, (value, -self._seen, found))
 
-    def _add_scales(self, tokens: ValidTokens, owner: Tensor, n: Tensor, count: int) -> None:
+    def _add_scales(self, tokens: ValidTokens, owner: Tensor, n: Tensor, count: int, first: int) -> None:
         """Fit train = f * rollout within each sequence."""
         train, rollout = (x[tokens.finite].double() for x in (tokens.train, tokens.rollout))
         xy, xx, yy = (
@@ -225,17 +241,20 @@ class BySequence:
         signs, tested = (torch.bincount(owner[told], x, minlength=count) for x in (d[told].sign(), None))
         one_sign = signs.abs() > ONE_SIGN * tested
         usable = (n >= FEWEST_FOR_SCALE) & (xx > 1e-12) & (yy > 1e-12) & (tested >= FEWEST_FOR_SCALE)
-        self.scale_tested += int(usable.sum())
         factor, unexplained = xy / xx, 1.0 - xy * xy / (xx * yy)
+        # Where log-probs hardly vary, a constant explains D as well as a factor does.
+        dd, sums = (torch.bincount(owner, x, minlength=count) for x in (d * d, d))
+        varies = (dd - sums * sums / n.clamp(min=1)) > AS_WELL * unexplained * yy
         scaled = (
             usable
             & one_sign
+            & varies
             & (factor > 0)
             & (unexplained < UNEXPLAINED)
             & (factor.clamp(min=1e-300).log().abs() > math.log(FACTOR))
         )
         log, length = factor[scaled].log(), n[scaled].log()
-        self.scaled += log.numel()
+        self.scale.add(first, usable.nonzero().squeeze(1), scaled.nonzero().squeeze(1))
         columns = torch.stack([log, log + length, log - length], 1)
         self.factors += torch.stack([columns.sum(0), columns.square().sum(0)])
 
@@ -264,10 +283,18 @@ class BySequence:
                 logratio_abs_mean=magnitude / tokens,
                 rest_logratio_abs_mean=(everything[2] - magnitude) / max(1.0, rest),
                 rest_k3=(everything[3] - k3) / max(1.0, rest),
+                lowest_bin=BINS - 1 - i,
             )
             if part.k3_share >= CARRIES and part.logratio_abs_mean >= TIMES_REST * part.rest_logratio_abs_mean:
                 best = part
         return best
+
+    def apart(self, part: Part) -> Tested:
+        """Return all sequences, and those of the part."""
+        found = Tested()
+        for at, bins in self._levels_at:
+            found.add(0, at, at[bins >= part.lowest_bin])
+        return found
 
     def factor(self) -> tuple[float, float]:
         """Return the geometric mean of the factors of scaled sequences, and the deviation of their logarithm."""
@@ -278,11 +305,11 @@ class BySequence:
         """Return the side whose log-probs were divided by the length of their sequence, or None."""
         for side, column in (("train", 1), ("rollout", 2)):
             mean, deviation = self._factor(column)
-            if self.scaled and abs(mean) < LENGTH_FITS and deviation < LENGTH_FITS:
+            if self.scale.having and abs(mean) < LENGTH_FITS and deviation < LENGTH_FITS:
                 return side
         return None
 
     def _factor(self, column: int) -> tuple[float, float]:
         """Return mean and standard deviation of a column of `factors`."""
-        mean, square = (self.factors[:, column] / max(1, self.scaled)).tolist()
+        mean, square = (self.factors[:, column] / max(1, self.scale.having)).tolist()
         return mean, math.sqrt(max(square - mean * mean, 0.0))

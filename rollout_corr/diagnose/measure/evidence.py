@@ -10,10 +10,13 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from ...metrics.limits import sampler_error
 from ..read.chunk import ValidTokens
 from .by_label import ByLabel
 from .by_sequence import BySequence
 from .padding import Padding
+from .pairing import Pairing
+from .places import Places, Tested
 from .profiles import CUT, Excess, geometric_bins
 from .sharpness import SharpnessTally
 
@@ -21,22 +24,13 @@ from .sharpness import SharpnessTally
 Side = Literal["train", "rollout"]
 SIDES: tuple[Side, ...] = get_args(Side)
 
-# Shifts of the rollout log-probs that are tried, in tokens.
-SHIFTS = (-2, -1, 0, 1, 2)
-MOST_SHIFT = max(SHIFTS)
-# Pairs of tokens in which a shift is seen. Shorter sequences are tested together with their neighbors.
-FEWEST_PAIRS = 24
-# Sequences of a chunk, and tokens of each, that are compared with one another to find swapped ones.
-SWAP_ROWS, SWAP_TOKENS = 64, 32
-
-# A sequence fits another one by a correlation above the second, and not its own rollout log-probs: below the first.
-# Sure sequences with one unsure token each correlate by chance, up to 0.975.
-OWN, OTHER = 0.6, 0.98
-
 # Rounding may lift a log-prob above 0, but not above this.
 ROUNDING = 1e-3
 # Beyond this |D| one policy gives a token less than 1/e of the probability that the other gives it.
 FAR = 1.0
+# No policy is so far from one that sampled the token: its logits were masked, or a value was filled in. Another model
+# that is as far off somewhere is off by more than the second number at over twice as many tokens.
+IMPOSSIBLE, UNLIKELY = 50.0, 10.0
 # Repeated values are counted among tokens with |D| > FAR; this many different ones are remembered.
 MOST_VALUES = 256
 
@@ -49,6 +43,10 @@ MOST_AT_START = 2.0
 # So many versions and so many steps are told apart, those that a dump has first; the tables of each take up to 75 MB.
 MOST_GROUPS = 65_536
 
+# Bins of the place in a row, and parts of a sequence, in which tokens of turns are compared: of the first turn, and of
+# later ones the first, second, third and all others. Each side needs so many at a place, and one so many in all.
+PLACES_PER_OCTAVE, PARTS, KINDS = 4, 8, 5
+FEWEST_AT_PLACE, FEWEST_COMPARED = 5, 20
 # Groups of tokens by their place in a turn: the first 8, all others; and all tokens of the first turn.
 TURN_OFFSETS = 8
 OTHER_TURNS, FIRST_TURN = TURN_OFFSETS, TURN_OFFSETS + 1
@@ -67,20 +65,26 @@ class Evidence:
     Attributes:
         tokens, finite, far, equal: Valid tokens; of these, with finite D, with |D| > FAR, with D = 0.
         bad, positive, above_one: Per side, log-probs that are not finite, above 0, above 1.
+        unlikely, impossible: Per side, log-probs that are more than UNLIKELY and IMPOSSIBLE below those of the other.
         fractional, in_bfloat16: Per side, finite log-probs that are no power of two, and those exact in bfloat16.
         repeated: Per side, counts of the most frequent values at tokens with |D| > FAR.
-        rows_bad, rows_all_bad: Sequences with a non-finite D, and with no other.
-        paired, shifted: Sequences that were tested for a shift; those that fit better after each shift.
-        swap_tested, swapped: Sequences tested for a swap; those that fit another one better.
+        rows_bad: Sequences with a non-finite D.
+        all_bad: Sequences, and those without a finite D.
+        places: Files and records of the sequences.
+        pairing: Which log-probs belong together.
         moments: Sums of 1, both log-probs, their squares and their product.
         sharpness: How D follows the log-prob.
         turns, positions: |D| by place in the turn, and by octave of the position.
+        turn_places, turn_parts: |D| by place in the row, and by part of the sequence, times KINDS, plus the kind of the
+            token: 0 in the first turn, else 1 to 4 by its place in the turn.
         repeats: D of tokens by how often the sequence had them before: never, once, by octaves; needs ids.
         columns, values: |D| by group of a column, and the group of each value; values beyond MOST_GROUPS have none.
         by_sequence: Tallies of whole sequences.
         labels: Tallies by each of the further columns that were asked for.
-        distances: Sums of |new - train| and |train - rollout| over tokens that have all three, and their count.
+        distances: Over tokens that have all three: their count, sums of |new - train| and |train - rollout|, and of the
+            squares of `mean_squares`.
         padding: Tallies of log-probs that are 0 on both sides.
+        groups: Sequences of each group, up to MOST_GROUPS; -1: of none.
         surprise: Of n tokens of a sequence that have entropies, and e, the sum of entropy + train_logp over them: the
             sums over sequences of 1, n, n^2, the entropy, e, e^2 and n e.
     """
@@ -90,39 +94,42 @@ class Evidence:
         self.bad, self.positive, self.above_one, self.fractional, self.in_bfloat16 = (
             dict.fromkeys(SIDES, 0) for _ in range(5)
         )
+        self.unlikely, self.impossible = (dict.fromkeys(SIDES, 0) for _ in range(2))
         self.repeated: dict[Side, Counter[float]] = {side: Counter() for side in SIDES}
-        self.rows_bad = self.rows_all_bad = 0
-        self.paired = 0
-        self.shifted = dict.fromkeys(SHIFTS, 0)
-        self.swap_tested = self.swapped = 0
+        self.rows_bad = 0
+        self.all_bad = Tested()
+        self.places, self.pairing = Places(), Pairing()
         self.moments = torch.zeros(6, dtype=torch.float64)
         self.sharpness = SharpnessTally()
         self.turns, self.positions, self.repeats = Excess(), Excess(), Excess()
+        self.turn_places, self.turn_parts = Excess(), Excess()
         self.columns = {"versions": Excess(), "steps": Excess()}
         self.values: dict[str, dict[int, int]] = {"versions": {}, "steps": {}}
         self.by_sequence = BySequence()
         self.labels = {name: ByLabel() for name in by if name not in self.columns}
-        self.distances = dict.fromkeys(("tokens", "new_train", "train_rollout"), 0.0)
+        self.distances = dict.fromkeys(("tokens", "new_train", "train_rollout", "train2", "new2", "apart2"), 0.0)
         self.padding = Padding()
+        self.groups: Counter[int] = Counter()
         self.surprise = torch.zeros(7, dtype=torch.float64)
 
     def add(self, tokens: ValidTokens) -> None:
         """Add the tokens of a chunk."""
+        first = self.places.count
         self.tokens += tokens.d.numel()
-        self._add_values(tokens)
-        self._add_pairs(tokens)
-        self._add_swaps(tokens)
+        self.places.add(tokens.chunk)
+        self._add_values(tokens, first)
+        self.pairing.add(tokens, first)
         self._add_moments(tokens)
         self._add_groups(tokens)
         self._add_distances(tokens)
         self._add_entropy(tokens)
         self.padding.add(tokens)
         self.sharpness.add(tokens)
-        self.by_sequence.add(tokens)
+        self.by_sequence.add(tokens, first)
         for name, tally in self.labels.items():
             tally.add(tokens, tokens.column(name))
 
-    def _add_values(self, tokens: ValidTokens) -> None:
+    def _add_values(self, tokens: ValidTokens, first: int) -> None:
         finite, d = tokens.finite, tokens.d
         self.finite += int(finite.sum())
         self.equal += int((finite & (d == 0)).sum())
@@ -130,6 +137,9 @@ class Evidence:
         self.far += int(far.sum())
         for side in SIDES:
             logp = tokens.train if side == "train" else tokens.rollout
+            below = d[finite] if side == "rollout" else -d[finite]
+            self.unlikely[side] += int((below > UNLIKELY).sum())
+            self.impossible[side] += int((below > IMPOSSIBLE).sum())
             self.bad[side] += int((~logp.isfinite()).sum())
             self.positive[side] += int((logp > ROUNDING).sum())
             self.above_one[side] += int((logp > 1.0 + ROUNDING).sum())
@@ -144,54 +154,11 @@ class Evidence:
             tally.update(dict(zip(values[most].tolist(), counts[most].tolist(), strict=True)))
             if len(tally) > 2 * MOST_VALUES:
                 self.repeated[side] = Counter(dict(tally.most_common(MOST_VALUES)))
-        if not bool(finite.all()):
-            count = tokens.lengths.shape[0]
-            bad = torch.bincount(tokens.owner[~finite], minlength=count)
-            self.rows_bad += int((bad > 0).sum())
-            self.rows_all_bad += int(((bad == tokens.lengths) & (bad > 0)).sum())
-
-    def _add_pairs(self, tokens: ValidTokens) -> None:
-        """Correlate train[t] with rollout[t - shift] within each sequence."""
-        train, rollout = (x.double().clamp(-CUT, CUT).where(tokens.finite, 0.0) for x in (tokens.train, tokens.rollout))
-        finite, owner, count = tokens.finite, tokens.owner, tokens.lengths.shape[0]
-        pool = _pools(tokens.lengths, FEWEST_PAIRS + MOST_SHIFT)
-        found, counts = {}, []
-        for shift in SHIFTS:
-            a = slice(max(shift, 0), train.shape[0] + min(shift, 0))
-            b = slice(max(-shift, 0), train.shape[0] - max(shift, 0))
-            use = finite[a] & finite[b] & (owner[a] == owner[b])
-            x, y, own = train[a][use], rollout[b][use], pool[owner[a][use]]
-            found[shift], pairs = _correlations(x, y, own, count)
-            counts.append(pairs)
-        usable = (torch.stack(counts).amin(0) >= FEWEST_PAIRS) & torch.stack(list(found.values())).isfinite().all(0)
-        rows = torch.bincount(pool, (tokens.lengths > 0).double(), minlength=count)
-        self.paired += int(rows[usable].sum())
-        for shift in SHIFTS:
-            if shift:
-                others = torch.stack([found[other] for other in SHIFTS if other != shift]).amax(0)
-                better = (found[shift] > 0.7) & (1.0 - found[shift] < 0.25 * (1.0 - others))
-                self.shifted[shift] += int(rows[usable & better].sum())
-
-    def _add_swaps(self, tokens: ValidTokens) -> None:
-        """Correlate the first tokens of every sequence with those of every other one in the chunk."""
-        starts = tokens.lengths.cumsum(0) - tokens.lengths
-        long = (tokens.lengths >= SWAP_TOKENS).nonzero().squeeze(1)[:SWAP_ROWS]
-        if long.numel() < 2:
-            return
-        index = starts[long][:, None] + torch.arange(SWAP_TOKENS)
-        rows = [x.double().clamp(-CUT, CUT)[index] for x in (tokens.train, tokens.rollout)]
-        usable = tokens.finite[index].all(1)
-        rows = [x - x.mean(1, keepdim=True) for x in rows]
-        norms = [x.norm(dim=1) for x in rows]
-        usable &= (norms[0] > 1e-3) & (norms[1] > 1e-3)
-        if int(usable.sum()) < 2:
-            return
-        a, b = ((x / norm[:, None])[usable] for x, norm in zip(rows, norms, strict=True))
-        fit = a @ b.T
-        own = fit.diagonal()
-        best = fit.clone().fill_diagonal_(-1.0).amax(1)
-        self.swap_tested += own.numel()
-        self.swapped += int(((own < OWN) & (best > OTHER)).sum())
+        count = tokens.lengths.shape[0]
+        bad = torch.bincount(tokens.owner[~finite], minlength=count)
+        self.rows_bad += int((bad > 0).sum())
+        whole = (bad == tokens.lengths) & (bad > 0)
+        self.all_bad.add(first, (tokens.lengths > 0).nonzero().squeeze(1), whole.nonzero().squeeze(1))
 
     def _add_moments(self, tokens: ValidTokens) -> None:
         finite = tokens.finite
@@ -210,6 +177,11 @@ class Evidence:
         bounded = d.clamp(-MOST_AT_START, MOST_AT_START)
         self.turns.add(group[finite], rollout, bounded)
         self.positions.add((tokens.position[finite] + 1).double().log2().long(), rollout, bounded)
+        kind = torch.where(tokens.turns == 0, 0, 1 + offset.clamp(max=KINDS - 2))
+        place = geometric_bins(tokens.slots - tokens.chunk.offsets[tokens.owner], PLACES_PER_OCTAVE)
+        part = tokens.position * PARTS // tokens.lengths[tokens.owner]
+        self.turn_places.add((place * KINDS + kind)[finite], rollout, bounded)
+        self.turn_parts.add((part * KINDS + kind)[finite], rollout, bounded)
         ids = tokens.column("token_ids")
         if ids is not None:
             known = finite & (ids >= 0)
@@ -241,6 +213,8 @@ class Evidence:
         self.distances["tokens"] += train.numel()
         self.distances["new_train"] += float((new - train).abs().sum())
         self.distances["train_rollout"] += float((train - rollout).abs().sum())
+        for pair, d in (("train2", train - rollout), ("new2", new - rollout), ("apart2", new - train)):
+            self.distances[pair] += float(d.clamp(-1.0, 1.0).square().sum())
 
     def _add_entropy(self, tokens: ValidTokens) -> None:
         entropy = tokens.column("entropy")
@@ -255,6 +229,18 @@ class Evidence:
         some = (n > 0).sum().double()
         self.surprise += torch.stack([some, *(x.sum() for x in (n, n * n, own, excess, excess * excess, excess * n))])
 
+        groups = tokens.column("group_index")
+        first = (tokens.position == 0).nonzero().squeeze(1)
+        seen = torch.full_like(first, -1) if groups is None else groups[first]
+        for group, count in zip(*(x.tolist() for x in seen.unique(return_counts=True)), strict=True):
+            self.groups[group if group in self.groups or len(self.groups) < MOST_GROUPS else -1] += count
+
+    @property
+    def groups_complete(self) -> bool:
+        """Whether all groups have equally many answers, several: selecting among them would leave fewer of some."""
+        sizes = set(self.groups.values())
+        return len(self.groups) > 1 and len(sizes) == 1 and min(sizes) > 1 and -1 not in self.groups
+
     def entropy(self) -> tuple[float, float, float] | None:
         """Return the mean of `entropy`, by how much it is above that of -train_logp, and the standard error of that.
 
@@ -264,13 +250,27 @@ class Evidence:
         if sequences < 8:
             return None
         difference = excess / n
-        # Of a ratio of sums over sequences.
-        squares = excess2 - 2.0 * difference * cross + difference * difference * n2
-        return entropy / n, difference, math.sqrt(max(squares, 0.0)) / n
+        return entropy / n, difference, sampler_error(excess2, cross, n2, difference, n)
+
+    def at_one_place(self, kinds: list[int], base: list[int]) -> tuple[float, float]:
+        """Divide |D| of some kinds of tokens by that of others at one place and probability, where both are there.
+
+        Returns the result of places in the row and that of parts of the sequence, infinite where none can be compared.
+        """
+        return _compared(self.turn_places, kinds, base), _compared(self.turn_parts, kinds, base)
 
     def mean_distance(self, pair: Literal["new_train", "train_rollout"]) -> float | None:
         """Return the mean distance of two log-probs over tokens that have all three, or None without such tokens."""
         return self.distances[pair] / self.distances["tokens"] if self.distances["tokens"] else None
+
+    def mean_squares(self) -> tuple[float, float, float]:
+        """Return mean squares over tokens that have all three: of train - rollout, new - rollout and new - train.
+
+        Each difference is clamped to +-1, so that no token decides.
+        """
+        tokens = max(1.0, self.distances["tokens"])
+        of_train, of_new, apart = (self.distances[name] / tokens for name in ("train2", "new2", "apart2"))
+        return of_train, of_new, apart
 
     @property
     def fit(self) -> dict[str, float]:
@@ -288,36 +288,30 @@ class Evidence:
         }
 
 
+def _compared(excess: Excess, kinds: list[int], base: list[int]) -> float:
+    """Divide |D| of some kinds of tokens by that of others at equal probability: the lowest quarter of the places."""
+    tokens = excess.tokens_of_each()
+    tokens += [0] * (-len(tokens) % KINDS)
+    found = []
+    for at in range(0, len(tokens), KINDS):
+        here, there = ([at + kind for kind in each] for each in (kinds, base))
+        many = sum(tokens[i] for i in here)
+        if many >= FEWEST_AT_PLACE <= sum(tokens[i] for i in there):
+            found.append((excess.over(here, there), many))
+    left = 0.25 * sum(many for _, many in found)
+    if 4.0 * left < FEWEST_COMPARED:
+        return math.inf
+    # What depends on the place makes a difference only where it begins: there alone some are beyond it.
+    for times, many in sorted(found):
+        left -= many
+        if left <= 0.0:
+            return times
+    return math.inf
+
+
 def _earlier(owner: Tensor, ids: Tensor) -> Tensor:
     """Return [M] int64, how often the sequence had the token before."""
     _, pair = torch.stack([owner, ids]).unique(dim=1, return_inverse=True)
     order = pair.argsort(stable=True)
     first = torch.bincount(pair).cumsum(0) - torch.bincount(pair)
     return torch.empty_like(pair).scatter_(0, order, torch.arange(pair.shape[0]) - first[pair[order]])
-
-
-def _pools(lengths: Tensor, fewest: int) -> Tensor:
-    """Return [S] the group of each sequence: itself, or where it has fewer tokens, some of the short ones around it."""
-    short = lengths < fewest
-    # Twice as many: each of them loses pairs at its ends. What is left over belongs to the last group.
-    running = (lengths * short).cumsum(0)
-    groups = (running // (2 * fewest)).clamp(max=(running.amax() // (2 * fewest) - 1).clamp(min=0))
-    place = torch.arange(lengths.shape[0])
-    # A group is numbered by its first sequence.
-    first = torch.full_like(place, lengths.shape[0]).scatter_reduce_(0, groups[short], place[short], "amin")
-    return torch.where(short, first[groups], place)
-
-
-def _correlations(x: Tensor, y: Tensor, owner: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Return [count] Pearson correlations within each sequence, NaN where one side is constant; and [count] pairs."""
-
-    def total(values: Tensor) -> Tensor:
-        return torch.bincount(owner, values, minlength=count)
-
-    n = torch.bincount(owner, minlength=count)
-    some = n.clamp(min=1)
-    x = x - (total(x) / some)[owner]
-    y = y - (total(y) / some)[owner]
-    variances = total(x * x) * total(y * y)
-    floor = 1e-6 * some.double().square()
-    return torch.where(variances > floor, total(x * y) / variances.clamp(min=1e-300).sqrt(), torch.nan), n

@@ -1,4 +1,4 @@
-"""Tallies for the doctor of log-probs that are 0 on both sides: padding that counts, or tokens that are certain."""
+"""Tallies for the doctor of one value on both sides at the ends of rows: padding that counts, or certain tokens."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ from collections import Counter
 from typing import Literal, NamedTuple
 
 import torch
+from torch import Tensor
 
 from ..read.chunk import ValidTokens
 
 # Shorter runs of zeros are certain tokens.
 SHORTEST = 4
+# Other values that rows of a dump are padded with, and rows of a chunk that such a value has to end, or begin.
+MOST_FILLERS, FEWEST_ROWS = 4, 2
 # Lengths that are remembered, of sequences that end or begin with a run.
 MOST_LENGTHS = 4096
 # A mask is too long where this share of so many rows ends with zeros, this part of them with equally many, and zeros
@@ -36,7 +39,37 @@ class Beyond(NamedTuple):
 
 
 class Padding:
-    """Tallies over chunks.
+    """Tallies over chunks of 0, and of other values that several rows begin or end with on both sides."""
+
+    def __init__(self) -> None:
+        self.fillers = {0.0: Filler()}
+
+    def add(self, tokens: ValidTokens) -> None:
+        """Add the tokens of a chunk."""
+        same = (tokens.train == tokens.rollout) & tokens.finite
+        if not bool(same.any()):
+            return
+        for value in self._values(tokens, same):
+            self.fillers.setdefault(value, Filler())
+        for value, filler in self.fillers.items():
+            filler.add(tokens, same & (tokens.train == value))
+
+    def _values(self, tokens: ValidTokens, same: Tensor) -> list[float]:
+        """Return new values in runs that several rows begin or end with."""
+        starts = tokens.lengths.cumsum(0) - tokens.lengths
+        long = tokens.lengths >= SHORTEST
+        found: Counter[float] = Counter()
+        for at in (starts[long], (starts + tokens.lengths - SHORTEST)[long]):
+            run = at[:, None] + torch.arange(SHORTEST)
+            values = tokens.train[run]
+            filled = same[run].all(1) & (values == values[:, :1]).all(1)
+            found.update(values[filled, 0].tolist())
+        often = [value for value, count in found.most_common(MOST_FILLERS) if count >= FEWEST_ROWS]
+        return often[: MOST_FILLERS + 1 - len(self.fillers)]
+
+
+class Filler:
+    """Tallies over chunks of one value, such as 0: "zeros" here.
 
     Attributes:
         at_end, at_begin: Tokens in runs of at least SHORTEST zeros at the ends and at the beginnings of sequences.
@@ -51,9 +84,8 @@ class Padding:
         self._ends: Counter[int] = Counter()
         self._begins: Counter[int] = Counter()
 
-    def add(self, tokens: ValidTokens) -> None:
-        """Add the tokens of a chunk."""
-        zero = (tokens.train == 0) & (tokens.rollout == 0)
+    def add(self, tokens: ValidTokens, zero: Tensor) -> None:
+        """Add the tokens of a chunk; [M] bool `zero`: both log-probs are the value."""
         if not bool(zero.any()):
             return
         owner, position, lengths = tokens.owner, tokens.position, tokens.lengths

@@ -19,6 +19,8 @@ FEWEST, FEWEST_GROUPS = 50, 4
 # Sequences are dealt to so many groups, whose spread gives errors. A group that is so many median deviations off is
 # left out: one broken sequence must not decide.
 GROUPS, OFF = 32, 8.0
+# A number is mixed by a product with this one, 2^32 over the golden ratio, whose middle bits are taken.
+MIXES = 2_654_435_761
 # Noise of an engine in int8 moves the slope over unlikely tokens by this much.
 ROOM = 0.01
 
@@ -54,23 +56,32 @@ class Sharpness(NamedTuple):
 
 
 class SharpnessTally:
-    """Sums over chunks, of each group of sequences.
+    """Sums over chunks, of each level and group of sequences.
+
+    Args:
+        levels: Sequences are told apart by so many levels.
+        groups: Those of a level are dealt to so many groups.
 
     Attributes:
-        all_tokens: [GROUPS, 9] sums of e^D D, D, e^D x, x, e^-D D, e^-D x, e^D, e^-D and 1.
-        unlikely: [GROUPS, 5] sums of 1, x, D, x^2 and x D over unlikely tokens.
+        all_tokens: [levels * groups, 9] sums of e^D D, D, e^D x, x, e^-D D, e^-D x, e^D, e^-D and 1.
+        unlikely: [levels * groups, 5] sums of 1, x, D, x^2 and x D over unlikely tokens.
     """
 
-    def __init__(self) -> None:
-        self.all_tokens = torch.zeros(GROUPS, 9, dtype=torch.float64)
-        self.unlikely = torch.zeros(GROUPS, 5, dtype=torch.float64)
+    def __init__(self, levels: int = 1, groups: int = GROUPS) -> None:
+        self.groups = groups
+        self.all_tokens = torch.zeros(levels * groups, 9, dtype=torch.float64)
+        self.unlikely = torch.zeros(levels * groups, 5, dtype=torch.float64)
         self._seen = 0
 
-    def add(self, tokens: ValidTokens) -> None:
-        """Add the sequences of a chunk."""
+    def add(self, tokens: ValidTokens, level: Tensor | None = None) -> None:
+        """Add the sequences of a chunk; [S] int64 the level of each, None: all have level 0."""
         finite = tokens.finite
         x, d = (values[finite].double().clamp(-CUT, CUT) for values in (tokens.rollout, tokens.d))
-        group = (self._seen + tokens.owner[finite]) % GROUPS
+        group = (self._seen + tokens.owner[finite]) % self.groups
+        if level is not None:
+            # Spread without a pattern: those of a level may be every n-th sequence.
+            mixed = (self._seen + tokens.owner[finite]) * MIXES >> 16
+            group = mixed % self.groups + level[tokens.owner[finite]] * self.groups
         self._seen += tokens.lengths.shape[0]
         ratio = d.clamp(-MOST, MOST).exp()
         columns = (ratio * d, d, ratio * x, x, d / ratio, x / ratio, ratio, 1.0 / ratio, torch.ones_like(d))
@@ -78,6 +89,20 @@ class SharpnessTally:
         few = x < UNLIKELY
         group, x, d = group[few], x[few], d[few]
         _add(self.unlikely, group, (torch.ones_like(d), x, d, x * x, x * d))
+
+    def line(self) -> tuple[float, float]:
+        """Return intercept and slope of D over the log-prob of unlikely tokens."""
+        n, x, d, *_ = self.unlikely.sum(0).tolist()
+        slope, _ = self._slope()
+        return (d - slope * x) / max(1.0, n), slope
+
+    def of_levels(self, lowest: int) -> SharpnessTally:
+        """Return the sums over all levels from one on."""
+        found = SharpnessTally(groups=self.groups)
+        for name in ("all_tokens", "unlikely"):
+            sums = getattr(self, name)[lowest * self.groups :]
+            setattr(found, name, sums.view(-1, self.groups, sums.shape[1]).sum(0))
+        return found
 
     def found(self) -> Sharpness:
         """Return both estimates."""
@@ -111,7 +136,7 @@ class SharpnessTally:
 
 def _add(sums: Tensor, group: Tensor, columns: tuple[Tensor, ...]) -> None:
     for column, values in enumerate(columns):
-        sums[:, column] += torch.bincount(group, values, minlength=GROUPS)
+        sums[:, column] += torch.bincount(group, values, minlength=sums.shape[0])
 
 
 def _ratio(top: Tensor, bottom: Tensor, used: Tensor) -> tuple[float, float]:

@@ -72,6 +72,8 @@ def _kind(values: Any, x: Tensor | None) -> str:
     if not finite.numel():
         return "no numbers"
     low, high = float(finite.min()), float(finite.max())
+    if low == high and finite.numel() > 1 and not isinstance(values, (list, tuple)):
+        return f"always {low:g}"
     if bool(((finite == 0) | (finite == 1)).all()):
         return MASK
     if x.is_floating_point() and bool((finite != finite.round()).any()):

@@ -21,6 +21,7 @@ from .problems import DumpError, Problem, Problems, reason_of
 from .ranks import assembled, is_of_a_rank
 from .record_files import RecordFile, flat, listed, transposed, unwrapped
 from .tensor_files import TensorFile
+from .traces import joined_traces
 from .writers import Writer, writer_of
 
 # A file or a folder, or several of them.
@@ -226,14 +227,14 @@ class Dump(Source):
         """Open a file by the package for its kind, or the files of several ranks."""
         wanted = self.wanted if writer is None else replace(self.wanted, first=writer.roles)
         if len(files) == 1:
-            return self._opened_one(files[0], wanted)
+            return self._opened_one(files[0], wanted, writer is not None and writer.traces)
         ranks = [load_pt(path, whole=self.limit is None)[0] for path in files]
         strange = next((path for path, rank in zip(files, ranks, strict=True) if not is_of_a_rank(rank)), None)
         if strange is not None:
             raise DumpError(f"{strange}: expected the samples of a rank with their lengths, as the other ranks have")
         return RecordFile(assembled(ranks), str(files[0]), wanted, self.problems)
 
-    def _opened_one(self, path: Path, wanted: ChosenFields) -> TensorFile | RecordFile:
+    def _opened_one(self, path: Path, wanted: ChosenFields, traces: bool) -> TensorFile | RecordFile:
         file = str(path)
         if not path.is_file():
             # A pipe would be waited for.
@@ -242,7 +243,7 @@ class Dump(Source):
         suffix = suffix_of(path)
         if suffix in (".pt", ".pth"):
             return self._opened_pt(*load_pt(path, whole=self.limit is None), file, wanted)
-        return RecordFile(json_lines(path), file, wanted, self.problems)
+        return RecordFile(joined_traces(path) if traces else json_lines(path), file, wanted, self.problems)
 
     def _opened_pt(self, found: Any, size: int, file: str, wanted: ChosenFields) -> TensorFile | RecordFile:
         """Tell records, lists of a field each, and tensors apart."""

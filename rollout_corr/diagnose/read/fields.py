@@ -43,6 +43,7 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "log_mass": ("log_mass", "kept_log_mass"),
     "prompt_lengths": ("prompt_lengths", "prompt_length", "prompt_len"),
     "cached_tokens": ("cached_tokens", "num_cached_tokens"),
+    "group_index": ("group_index", "group_indices", "group_ids", "group_id"),
     "entropy": ("entropy", "entropies", "entropys", "token_entropy", "old_entropy"),
     "new_logp": ("new_logp", "new_logprobs", "new_log_probs", "curr_logprobs", "log_probs", "logprobs"),
 }
@@ -55,7 +56,7 @@ MOST_NAMES, LONGEST_NAME = 4096, 60
 # Names that a message lists, and letters that it shows of each.
 MOST_LISTED, LONGEST_SHOWN = 50, 100
 
-INTEGERS = ("token_ids", "turns", "versions", "steps", "prompt_lengths", "cached_tokens")
+INTEGERS = ("token_ids", "turns", "versions", "steps", "prompt_lengths", "cached_tokens", "group_index")
 
 
 def floating_of(role: str) -> torch.dtype:

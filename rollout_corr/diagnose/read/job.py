@@ -110,12 +110,22 @@ def _doubts(
         for other, found in claimed.items()
         if other.sides == "both" and other.framework != writer.framework
     ]
+    said += [
+        f"{len(found)} sealed files are not read: {other.both}"
+        for other, found in claimed.items()
+        if other.sides == "sealed" and other.framework == writer.framework
+    ]
     twice = next((step for step, of in dumps.items() if len({file.parent for file in of}) > 1), None)
     return (*said, *([] if twice is None else [f"step {twice} lies in several folders: name that of one run"]))
 
 
 def _missing(writer: Writer, files: Mapping[Path, object]) -> str:
-    has = {"rollout": "has the log-probs of the engine alone", "none": "has no log-probs", "pickled": "is a pickle"}
+    has = {
+        "rollout": "has the log-probs of the engine alone",
+        "none": "has no log-probs",
+        "pickled": "is a pickle",
+        "sealed": "is compressed with zstd",
+    }
     one = next(iter(files)).name
     both = writer.both or f'rollout_corr.frameworks.{writer.framework}.install(dump="FOLDER")'
     return f"{one} of {writer.framework} ({writer.switch}) {has[writer.sides]}; both come by {both}"

@@ -43,7 +43,7 @@ def json_lines(path: Path) -> Iterator[Numbered]:
                         line = rest
                     yield number, f"line {number + 1} has more than {MOST_LINE >> 20} MiB", raw.tell() / size
                 elif line.strip():
-                    yield number, _parsed(line, number), raw.tell() / size
+                    yield number, parsed(line, number), raw.tell() / size
                 else:
                     number += _blank_lines(file)
                 number += 1
@@ -66,7 +66,7 @@ def _blank_lines(file: Any) -> int:
     return blank.count(b"\n")
 
 
-def _parsed(line: bytes, number: int) -> dict[str, Any] | str:
+def parsed(line: bytes, number: int) -> dict[str, Any] | str:
     """Parse a line, or say why it cannot be used."""
     need = _memory(line)
     if need > MOST_MEMORY:

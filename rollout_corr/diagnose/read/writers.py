@@ -11,11 +11,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
+from .traces import TRAINER, UNSEAL
+
 # Bytes of a file that are looked at to recognize it.
 LOOKED_AT = 1 << 16
 
-# The log-probs in a file: of both policies, of the engine alone, or none but texts and rewards; a pickle is not opened.
-Sides = Literal["both", "rollout", "none", "pickled"]
+# The log-probs in a file: of both policies, of the engine alone, or none but texts and rewards; a pickle is not opened,
+# and what is sealed with zstd has to be decompressed.
+Sides = Literal["both", "rollout", "none", "pickled", "sealed"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,6 +33,7 @@ class Writer:
         roles: Fields that come first for a role, where a file has several of its names.
         keys: Of a .jsonl file, fields that its first record has to have: the name alone says too little.
         by_rank: Each rank writes a file of a step, with its samples or its part of them.
+        traces: Its records are of traces, whose other side is in the stream of episodes.
         both: Of a file without both sides, what gives them; "": the framework's drop-in does.
     """
 
@@ -40,6 +44,7 @@ class Writer:
     roles: Mapping[str, str] = field(default_factory=dict)
     keys: frozenset[str] = frozenset()
     by_rank: bool = False
+    traces: bool = False
     both: str = ""
 
     @cached_property
@@ -49,12 +54,21 @@ class Writer:
 
 
 SLIME = "--save-debug-train-data or --dump-details"
+ANNOTATIONS = "the annotations of the trainer, whose file monitor has to be on too"
 # Fields of the first record of .jsonl files whose names say too little.
 VERL, AREAL = frozenset({"input", "output", "score", "step"}), frozenset({"task_id", "head_version", "completion"})
 
 # Of the kinds that a folder has, the first one with both sides is read.
 WRITERS = (
     Writer("nemo", "not env.should_log_nemo_gym_responses", r"train_data_step(?P<step>\d+)\.jsonl(?:\.gz)?"),
+    Writer(
+        "prime_rl",
+        "monitors.file",
+        r"traces/annotations/(?:[^/]+/\d+|[^/]+)\.jsonl",
+        keys=frozenset({"trace_id", TRAINER}),
+        traces=True,
+    ),
+    # Until August 2026.
     Writer("prime_rl", "trainer.enable_token_export", r"token_exports/step_(?P<step>\d+)/rank_\d+\.jsonl"),
     Writer("slime", SLIME, r"train_data/(?P<step>\d+)\.pt"),
     Writer("skyrl", "trainer.dump_data_batch", r"dumped_data/global_step_\d+_training_input\.pkl", "pickled"),
@@ -93,6 +107,23 @@ WRITERS = (
         r"rollouts/step_\d+/.+/traces\.jsonl",
         "none",
         both="trainer.enable_token_export",
+    ),
+    Writer(
+        "prime_rl", "the file monitor", r"traces/(?:stream|annotations/[^/]+)/\d+\.jsonl\.zst", "sealed", both=UNSEAL
+    ),
+    Writer(
+        "prime_rl",
+        "the file monitor",
+        r"traces/stream(?:/\d+)?\.jsonl",
+        "rollout",
+        both=ANNOTATIONS,
+    ),
+    Writer(
+        "prime_rl",
+        "the file monitor",
+        r"traces/(?:annotations/.+|stream\.index)\.jsonl",
+        "none",
+        both=ANNOTATIONS,
     ),
 )
 

@@ -10,6 +10,7 @@ from ...metrics.histogram import HISTOGRAM, HISTOGRAM_BINS, bin_edges
 from ..doctor.cause import counted
 from ..measure.measurement import CELLS, LOWEST_LOGP, Measurement
 from ..measure.profiles import Row, joined
+from ..measure.sharpness import UNLIKELY
 from .content import FEWEST, Named, Unit, enough
 from .html import Html
 from .svg import BOTTOM, HEIGHT, LEFT, LETTER, RIGHT, TURNED, WIDTH, Axis, Chart, spanning
@@ -106,17 +107,22 @@ def _histogram_of(measured: Measurement) -> list[float]:
     return [raw[key] for key in HISTOGRAM]
 
 
-def densities(dumps: Named) -> list[Html]:
-    """Draw the densities of train against rollout, as log-probs and then as probabilities."""
+def densities(dumps: Named, fitted: Sequence[bool]) -> list[Html]:
+    """Draw the densities of train against rollout, as log-probs and then as probabilities.
+
+    Args:
+        dumps: One dump, or two.
+        fitted: Whether a temperature was found in each, whose line is drawn.
+    """
     several = len(dumps) > 1
     return [
-        _density(f"{title}{f' of {name}' if several else ', train against rollout'}", title, measured)
+        _density(f"{title}{f' of {name}' if several else ', train against rollout'}", title, measured, line)
         for title in ("log-probs", "probabilities")
-        for name, measured in dumps
+        for (name, measured), line in zip(dumps, fitted, strict=True)
     ]
 
 
-def _density(title: str, of: str, measured: Measurement) -> Html:
+def _density(title: str, of: str, measured: Measurement, fitted: bool) -> Html:
     """Draw the density of train against rollout, over the part of the axes that has tokens."""
     logs = of == "log-probs"
     counts = (measured.density if logs else measured.probability_density).view(CELLS, CELLS)
@@ -136,6 +142,10 @@ def _density(title: str, of: str, measured: Measurement) -> Html:
 
     chart.cells(counts.tolist(), says)
     chart.diagonal("equal")
+    if fitted and logs:
+        intercept, slope = measured.evidence.sharpness.line()
+        start, end = ((x, x + intercept + slope * x) for x in (low, UNLIKELY))
+        chart.segment(start, end, "over", f"fitted below a probability of 0.1: slope {1.0 + slope:.2f}")
     return chart.svg()
 
 

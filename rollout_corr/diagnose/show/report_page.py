@@ -46,7 +46,10 @@ def report_page(diagnoses: Sequence[Diagnosed]) -> str:
     """Return the page of `report`: one dump, or two side by side."""
     dumps, several = named(diagnoses), len(diagnoses) > 1
     findings = [finding for one in diagnoses for finding in one.findings]
-    axes, densities = _axes(dumps, findings), charts.densities(dumps)
+    axes, densities = (
+        _axes(dumps, findings),
+        charts.densities(dumps, [any(f.name == "temperature" for f in one.findings) for one in diagnoses]),
+    )
     distributions = charts.distributions(dumps)
     pictures = dict(axes)
     if any(each.evidence.finite for _, each in dumps):

@@ -199,6 +199,18 @@ class Chart:
         self.parts.append(element("line", class_="mark", **ends))
         self.legend.append(("thin", name))
 
+    def segment(self, start: tuple[float, float], end: tuple[float, float], kind: str, name: str) -> None:
+        """Draw the part of a straight line that is within the frame."""
+        (x, y), (dx, dy) = start, (end[0] - start[0], end[1] - start[1])
+        # Where it enters and leaves, as shares of its length: of each axis by the range of that axis.
+        first, last = 0.0, 1.0
+        for at, by, axis in ((x, dx, self.x), (y, dy, self.y)):
+            if by:
+                edges = sorted(((axis.low - at) / by, (axis.high - at) / by))
+                first, last = max(first, edges[0]), min(last, edges[1])
+        if first < last:
+            self.line([(x + share * dx, y + share * dy) for share in (first, last)], kind, name)
+
     def cells(self, counts: Sequence[Sequence[int]], says: Callable[[int, int, int, int], Sequence[str]]) -> None:
         """Draw a density: counts[row][column] over equal parts of both axes, row 0 below, shaded by log(count).
 
