@@ -104,6 +104,11 @@ class Tables:
         return 0
 
     @property
+    def skips(self) -> bool:
+        """Whether a step in which no token is valid loads its mask and writes zeros, and nothing else."""
+        return self.masked and not self.packed
+
+    @property
     def unreported(self) -> int:
         """The number of the last sums of sequences that are no statistics."""
         return 0

@@ -76,6 +76,7 @@ from .steps import (
     Step,
     advantage_of,
     age_of,
+    any_marked,
     compare,
     compares_with_rollout,
     count_outside,
@@ -83,6 +84,7 @@ from .steps import (
     extra,
     is_whole,
     load_logps,
+    load_marks,
     pair_of,
     step_of,
     survivors,
@@ -262,6 +264,27 @@ def write(
         store_step(tensor, new_mask, context.tile, context.first, PLAN, TILING, WHOLE)
 
 
+@triton.jit
+def take_step(
+    train: tl.tensor, rollout: tl.tensor, inputs: Inputs, marks: tl.tensor | None, weights: tl.tensor,
+    mask_out: tl.tensor, context: Context, PLAN: tl.constexpr, TILING: tl.constexpr,
+) -> tuple[tl.tuple, tl.tensor]:  # fmt: skip
+    """Measure and test a step, and write its token weights and mask. Return its sums, and the tokens outside."""
+    tile, token, outside = context.tile, context.first, context.first * 0
+    if context.whole:
+        step = step_of(train, rollout, inputs, marks, tile, token, PLAN, TILING, True)
+    else:
+        step = step_of(train, rollout, inputs, marks, tile, token, PLAN, TILING, False)
+        outside += count_outside(step.mask != 0, step.valid, tile, token, PLAN, TILING)
+    found, new_weights, new_mask = read_step(step, context, PLAN, TILING)
+    if PLAN.writes_token_weights or PLAN.writes_mask:
+        if context.whole:
+            write(weights, mask_out, new_weights, new_mask, context, PLAN, TILING, True)
+        else:
+            write(weights, mask_out, new_weights, new_mask, context, PLAN, TILING, False)
+    return with_words(found, PLAN, TILING), outside
+
+
 # --- the kernel ---
 
 
@@ -330,37 +353,40 @@ def read_kernel(
     if loads_ahead(PLAN):
         ahead = load_logps(inputs, tile, 0, PLAN, TILING)
     # At least one step, because owners of no token may end in a tile of none.
+    if PLAN.skips:
+        ahead = load_marks(inputs.mask, tile, 0, PLAN, TILING)
     for token in range(0, tl.maximum(tile.length, 1), TILING.step):
-        train, rollout = ahead if loads_ahead(PLAN) else load_logps(inputs, tile, token, PLAN, TILING)
         whole = is_whole(tile, token, TILING)
-        if whole:
-            step = step_of(train, rollout, inputs, tile, token, PLAN, TILING, True)
-        else:
-            step = step_of(train, rollout, inputs, tile, token, PLAN, TILING, False)
-            outside += count_outside(step.mask != 0, step.valid, tile, token, PLAN, TILING)
-        if loads_ahead(PLAN):
-            ahead = load_logps(inputs, tile, token + TILING.step, PLAN, TILING)
         context = Context(tile, span, token, whole, extents, offsets, either(advantages, train_logp), externals,
                         either(versions, train_logp), current, either(histogram, train_logp), numbers)  # fmt: skip
-        found, new_weights, new_mask = read_step(step, context, PLAN, TILING)
-        if PLAN.writes_token_weights or PLAN.writes_mask:
-            if whole:
-                write(weights, mask_out, new_weights, new_mask, context, PLAN, TILING, True)
+        if PLAN.skips:
+            marks = ahead
+            ahead = load_marks(inputs.mask, tile, token + TILING.step, PLAN, TILING)
+            if any_marked(marks):
+                train, rollout = load_logps(inputs, tile, token, PLAN, TILING)
+                found, _ = take_step(train, rollout, inputs, marks, weights, mask_out, context, PLAN, TILING)
+                kept = with_slot(with_batch(kept, found, PLAN), found, None, None, token, PLAN, TILING)
             else:
-                write(weights, mask_out, new_weights, new_mask, context, PLAN, TILING, False)
-        found = with_words(found, PLAN, TILING)
-        if moves(PLAN, TILING) or token < tile.length:
-            kept = with_batch(kept, found, PLAN)
-        if PLAN.packed:
-            while ends_by(span, token, TILING):
-                kept = with_slot(kept, found, span.start, span.end, token, PLAN, TILING)
-                put_slot(kept, tables, slots, span, PLAN)
-                kept = emptied(kept, PLAN, TILING)
-                span = next_span(span, offsets, tile, extents, PLAN)
-        if span.start <= token:
-            kept = with_slot(kept, found, None, None, token, PLAN, TILING)
+                no_weight = tl.zeros(marks.shape, real(PLAN))
+                write(weights, mask_out, no_weight, tl.zeros_like(marks), context, PLAN, TILING, False)
         else:
-            kept = with_slot(kept, found, span.start, None, token, PLAN, TILING)
+            train, rollout = ahead if loads_ahead(PLAN) else load_logps(inputs, tile, token, PLAN, TILING)
+            if loads_ahead(PLAN):
+                ahead = load_logps(inputs, tile, token + TILING.step, PLAN, TILING)
+            found, more = take_step(train, rollout, inputs, None, weights, mask_out, context, PLAN, TILING)
+            outside += more
+            if moves(PLAN, TILING) or token < tile.length:
+                kept = with_batch(kept, found, PLAN)
+            if PLAN.packed:
+                while ends_by(span, token, TILING):
+                    kept = with_slot(kept, found, span.start, span.end, token, PLAN, TILING)
+                    put_slot(kept, tables, slots, span, PLAN)
+                    kept = emptied(kept, PLAN, TILING)
+                    span = next_span(span, offsets, tile, extents, PLAN)
+            if span.start <= token:
+                kept = with_slot(kept, found, None, None, token, PLAN, TILING)
+            else:
+                kept = with_slot(kept, found, span.start, None, token, PLAN, TILING)
     put_slot(kept, tables, slots, span, PLAN)
     if PLAN.packed:
         put_outside(counts, outside, tile.begin, first_owner, span.last, extents)

@@ -97,14 +97,32 @@ def load_logps(
 
 
 @triton.jit
+def load_marks(mask: PerToken, tile: Tile, first: tl.tensor, PLAN: tl.constexpr, TILING: tl.constexpr) -> tl.tensor:
+    """Load a step of the mask."""
+    if first + TILING.step <= tile.length:
+        marks = load_step(mask, tile, first, PLAN, TILING, TILING.unit, True)
+    else:
+        marks = load_step(mask, tile, first, PLAN, TILING, TILING.unit, False)
+    return marks
+
+
+@triton.jit
+def any_marked(marks: tl.tensor) -> tl.tensor:
+    """Return whether a token of a step is valid."""
+    return tl.max(tl.ravel((marks != 0).to(tl.int32)), 0) > 0
+
+
+@triton.jit
 def step_of(
-    train: tl.tensor, rollout: tl.tensor, inputs: Inputs, tile: Tile, first: tl.tensor, PLAN: tl.constexpr,
-    TILING: tl.constexpr, WHOLE: tl.constexpr,
+    train: tl.tensor, rollout: tl.tensor, inputs: Inputs, marks: tl.tensor | None, tile: Tile, first: tl.tensor,
+    PLAN: tl.constexpr, TILING: tl.constexpr, WHOLE: tl.constexpr,
 ) -> Step:  # fmt: skip
-    """Say which tokens of a step are valid. WHOLE: all of it lies within sequences."""
+    """Say which tokens of a step are valid. marks: its mask, if it is loaded. WHOLE: all lies within sequences."""
     place = places_of(first, TILING)
     mask = tl.full(place.shape, 1, tl.int8) if WHOLE else (place < tile.length).to(tl.int8)
-    if PLAN.masked:
+    if marks is not None:
+        mask = marks
+    elif PLAN.masked:
         mask = load_step(inputs.mask, tile, first, PLAN, TILING, TILING.unit, WHOLE)
     mass = train
     if PLAN.mass is not None:
@@ -122,7 +140,7 @@ def load_inputs(
     """Load a step. WHOLE: all of it lies within sequences."""
     train = load_step(inputs.train, tile, first, PLAN, TILING, TILING.unit, WHOLE)
     rollout = load_step(inputs.rollout, tile, first, PLAN, TILING, TILING.unit, WHOLE)
-    return step_of(train, rollout, inputs, tile, first, PLAN, TILING, WHOLE)
+    return step_of(train, rollout, inputs, None, tile, first, PLAN, TILING, WHOLE)
 
 
 @triton.jit

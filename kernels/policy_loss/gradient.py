@@ -16,7 +16,7 @@ import triton.language as tl
 
 from ..correct.plan import Plan, Tables
 from ..correct.read import correct_tokens
-from ..correct.steps import Context, Step, count_outside
+from ..correct.steps import Context, Step, any_marked, count_outside, load_marks
 from ..correct.units import REJECTED, WEIGHTLESS
 from ..gather import slot_tables
 from ..partials import add_up_part, count_in, groups, reset, zero_counters
@@ -121,18 +121,6 @@ def load_input(
         return load_step(tensor, tile, first, PLAN, TILING, UNIT, WHOLE)
     else:
         return places_of(first, TILING) < tile.length
-
-
-@triton.jit
-def load_marks(
-    inputs: LossInputs, tile: Tile, first: tl.tensor, PLAN: tl.constexpr, TILING: tl.constexpr
-) -> tl.tensor:  # fmt: skip
-    """Load a step of the mask."""
-    if first + TILING.step <= tile.length:
-        marks = load_step(inputs.mask, tile, first, PLAN, TILING, TILING.unit, True)
-    else:
-        marks = load_step(inputs.mask, tile, first, PLAN, TILING, TILING.unit, False)
-    return marks
 
 
 @triton.jit
@@ -565,13 +553,13 @@ def gradient_kernel(
     first_owner, outside = span.owner, tile.length * 0
     kept = empty(COLUMNS, TILING)
     if PLAN.skips:
-        ahead = load_marks(inputs, tile, 0, PLAN, TILING)
+        ahead = load_marks(inputs.mask, tile, 0, PLAN, TILING)
     # At least one step, because owners of no token may end in a tile of none.
     for first in range(0, tl.maximum(tile.length, 1), TILING.step):
         if PLAN.skips:
             marks = ahead
-            ahead = load_marks(inputs, tile, first + TILING.step, PLAN, TILING)
-            some = tl.max(tl.ravel((marks != 0).to(tl.int32)), 0) > 0
+            ahead = load_marks(inputs.mask, tile, first + TILING.step, PLAN, TILING)
+            some = any_marked(marks)
             if PLAN.writes and PLAN.differentiable:
                 tl.store(flags + place_of_step(tile, first, TILING), some.to(tl.int8))
             if some:

@@ -101,11 +101,6 @@ class LossPlan(Tables):
         return "rows" if self.averages or self.over == "rows" else "tokens"
 
     @property
-    def skips(self) -> bool:
-        """Whether a step in which no token is valid loads its mask and writes zeros, and nothing else."""
-        return self.masked and not self.packed
-
-    @property
     def registers(self) -> int | None:
         """The most registers of a thread on NVIDIA: with a correction for 12 warps of a multiprocessor."""
         return None if self.trainer is None else 168
