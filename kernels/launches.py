@@ -385,7 +385,7 @@ def plain_driver(kernel: Any) -> Any:
             or runtime.launch_exit_hook.calls
             or kernel.pre_run_hooks
             or knobs.compilation.instrumentation_mode
-            or getattr(runtime, "add_stages_inspection_hook", None) is not None
+            or runtime.add_stages_inspection_hook is not None
         ):
             return None
     except AttributeError:
