@@ -163,6 +163,7 @@ def loss_differs(file: Any, correct: Any, name: str, given: Batch) -> Iterator[s
                              **factors)  # fmt: skip
     passed_on = spec is not None and spec.nonfinite == "propagate"
     numbers = given.finite and all(x[given.valid].isfinite().all() for x in logps.values())
+    numbers = numbers and bool(advantages.isfinite().all())
     # What NaN and infinity become in a gradient, where they are passed on, is nobody's promise.
     yield from values_differ(value, mine, out.value, theirs, gradient=numbers or not passed_on)
 
