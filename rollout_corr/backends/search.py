@@ -177,7 +177,7 @@ class Search(NamedTuple):
             return start._replace(run=before(start.run, through.run))
 
         is_open, first = self.open if self.round else place == table.shape[2], before(self.before, kept)
-        if self.round + 1 == len(self.digits) and isinstance(self.rule, Counting):
+        if self.round + 1 == len(self.digits) and isinstance(self.rule, Counting) and self.rule.OPENS:
             everything = kept.gather(1, digit) == total
             is_open = is_open | (everything if self.rule.KEEPS_LAST else everything & (first == 0))
         return self._replace(

@@ -55,7 +55,9 @@ def uniform(seed: int, sequence: Tensor, place: Tensor) -> Tensor:
 
 
 class AsMany(Counting):
-    """A rule that keeps so many values, a number that lies on the device."""
+    """A rule that keeps so many values, a number that lies on the device; its bound is a value, also the last one."""
+
+    OPENS = False
 
     def __init__(self, count: Tensor) -> None:
         self._count = count

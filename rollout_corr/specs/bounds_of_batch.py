@@ -83,6 +83,8 @@ class Counting(OfBatch):
 
     # The value at which a rule stops is kept. Where it is not, the first value of all is kept nevertheless.
     KEEPS_LAST: ClassVar[bool] = True
+    # Where nothing lies beyond the bound, the side is open.
+    OPENS: ClassVar[bool] = True
 
     @abstractmethod
     def goes_on(self, before: Before, side: Side) -> Tensor:
