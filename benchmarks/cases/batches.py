@@ -33,7 +33,7 @@ class Batch:
         cu_seqlens: [S + 1] int, or None when padded.
         lengths: [S] int64 on the CPU: slots of a sequence when packed, tokens of a row when padded.
         new: Shaped like `old`, under the policy in training, requires grad.
-        advantages: Shaped like `old`, fp32.
+        advantages: Shaped like `old`, or [S], fp32.
         padded: The tokens of a packed batch as rows, for who has no packed form; None if there are none.
     """
 

@@ -14,6 +14,8 @@ from rollout_corr import Criterion, Spec, Weight
 # verl's own defaults.
 SURROGATE = rc.PPO(low=0.2, high=0.2, dual=3.0)
 KEPT_TOKENS = rc.Mean(over="kept")
+# What DAPO clips at, for a whole step.
+STEP_SURROGATE = rc.PPO(low=0.2, high=0.28)
 
 
 @dataclass(frozen=True)

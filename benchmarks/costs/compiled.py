@@ -33,7 +33,7 @@ from torch.utils._triton import has_triton
 
 import rollout_corr as rc
 from benchmarks.cases.batches import Batch
-from benchmarks.cases.operations import SURROGATE, TOKEN_SPEC
+from benchmarks.cases.operations import STEP_SURROGATE, SURROGATE, TOKEN_SPEC
 from benchmarks.costs.counting import Cost, cost_of
 from benchmarks.peers import by_hand
 
@@ -152,6 +152,17 @@ def losses_by_hand(given: Batch) -> dict[str, Cost]:
     tensors = given.new, given.old, given.advantages, given.mask.bool(), torch.ones_like(given.old), clip
     calls = {"our metrics": by_hand.policy_loss, "three metrics": by_hand.policy_loss_in_short}
     return {name: _by_hand(call, *tensors) for name, call in calls.items()}
+
+
+def step_by_hand(given: Batch) -> Cost:
+    """Count a step written by hand, forward and backward, of advantages [S] that were given to tokens before."""
+    assert given.new is not None and given.advantages is not None
+    if given.cu_seqlens is None:
+        advantages = given.advantages[:, None]
+    else:
+        advantages = given.advantages.repeat_interleave(given.lengths)
+    bounds = STEP_SURROGATE.low, STEP_SURROGATE.high, 2.0
+    return _by_hand(by_hand.step_in_short, given.new, given.old, given.rollout, advantages, given.mask, bounds)
 
 
 def _by_hand(function: Callable[..., Any], *arguments: Any) -> Cost:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -71,6 +72,7 @@ class Cost:
         read: Bytes that operations read.
         written: Bytes that they write.
         temporaries: The most bytes at a time beyond what is left when the call has returned.
+        peak: The most bytes at a time, with what is left.
     """
 
     launches: int = 0
@@ -78,6 +80,7 @@ class Cost:
     read: int = 0
     written: int = 0
     temporaries: int = 0
+    peak: int = 0
 
 
 @dataclass
@@ -106,11 +109,15 @@ class Memory:
     def temporaries(self) -> int:
         """Return the peak of what has gone by now."""
         gone = {number for number, size in self.events if size < 0}
-        held = most = 0
-        for number, size in self.events:
-            held += size if number in gone else 0
-            most = max(most, held)
-        return most
+        return _most(size for number, size in self.events if number in gone)
+
+    def peak(self) -> int:
+        """Return the peak of everything."""
+        return _most(size for _, size in self.events)
+
+
+def _most(sizes: Iterable[int]) -> int:
+    return max(accumulate(sizes, initial=0))
 
 
 class Counting(TorchDispatchMode):
@@ -282,6 +289,6 @@ def cost_of(call: Callable[[], object], root: Path, entries: Collection[str] = (
     mode = Counting(root, entries)
     with mode, Callers(mode):
         result = call()
-    mode.cost.temporaries = mode.memory.temporaries()
+    mode.cost.temporaries, mode.cost.peak = mode.memory.temporaries(), mode.memory.peak()
     del result
     return mode.cost

@@ -21,7 +21,7 @@ from benchmarks.costs import tables
 from benchmarks.costs.counting import Cost, cost_of
 from benchmarks.costs.peers import BOTH, CORRECTION, LOSS
 from rollout_corr.backends import batch as reading
-from rollout_corr.backends import loss_operators, operators
+from rollout_corr.backends import loss_operators, operators, step
 from rollout_corr.kernels.launches import Launch
 
 OURS = Path(rc.__file__).parent
@@ -102,8 +102,7 @@ def as_on_a_device(runs: Callable[[Launch], tuple[int, int]]) -> Iterator[Cost]:
             (operators, "interprets", lambda: True),
             (reading, "checked_offsets", lambda offsets, *_: offsets),
             # What counts shall not change what runs.
-            (operators, "seen_by_others", lambda tensors: False),
-            (loss_operators, "seen_by_others", lambda tensors: False),
+            *((module, "seen_by_others", lambda tensors: False) for module in (operators, loss_operators, step)),
         ):
             stack.enter_context(mock.patch.object(target, name, value))
         yield found

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -49,6 +49,7 @@ class Peer(NamedTuple):
 # Settings near each other's: a ratio clipped at 0.2 on both sides and at 3, weights and ratios between 0.5 and 2.
 FRAGMENT = ("fragment",)  # consecutive statements of a longer function
 VERL = "compute_rollout_correction_and_rejection_mask"
+VANILLA = ("compute_policy_loss_vanilla",)
 VERL_LOSS = {"clip_ratio_low": 0.2, "clip_ratio_high": 0.2, "clip_ratio_c": 3.0, "mode": "token-mean", "info": {}}
 TRL: Settings = {"epsilon_high": None, "beta": 0.0, "use_bias_correction_kl": True, "clip_max": 2.0}
 TRL |= {"vllm_importance_sampling_mode": "token_truncate", "importance_sampling_level": "token"}
@@ -73,6 +74,9 @@ ROLL = {"pg_clip": 0.2, "pg_clip_low": 0.2, "pg_clip_high": 0.2, "dual_clip_loss
 ROLL_BOUNDS = {"upper_bound": 2.0, "ratio_low": 0.5, "ratio_high": 2.0}
 ROLL_CORRECTION = "compute_train_infer_correction"
 
+# What Liger Kernel compiles by default; it calls nothing else.
+LIGER = ("liger_kernel.chunked_loss.grpo_loss", "LigerFusedLinearGRPOFunction.ppo_loss_fn")
+
 PEERS = (
     Peer(
         "verl",
@@ -81,7 +85,7 @@ PEERS = (
             CORRECTION: Asked(
                 "verl.decoupled_geo_rs_token_tis", {"is_threshold": 2.0, "rs_threshold": "0.999_1.001"}, (VERL,)
             ),
-            LOSS: Asked("verl.losses.vanilla", VERL_LOSS | {"weighted": True}, ("compute_policy_loss_vanilla",)),
+            LOSS: Asked("verl.losses.vanilla", VERL_LOSS | {"weighted": True}, VANILLA),
             BOTH: Asked(
                 "verl.bypass_ppo_clip_geo_rs", {"rs_threshold": "0.999_1.001"}, ("compute_policy_loss_bypass_mode",)
             ),
@@ -175,8 +179,7 @@ PEERS = (
         "Liger Kernel",
         "liger",
         {LOSS: Asked("trl.dapo", TRL_ALONE, ("ppo_loss_fn",))},
-        # What it compiles by default calls nothing else.
-        compiles=("liger_kernel.chunked_loss.grpo_loss", "LigerFusedLinearGRPOFunction.ppo_loss_fn"),
+        compiles=LIGER,
     ),
 )
 
@@ -219,9 +222,9 @@ def row_of(source: Source, peer: Peer, what: str) -> Row:
     return next(row for row in every if row.kind in KINDS[what] and row.name == asked.row)
 
 
-def found() -> Iterator[Found]:
+def found(wanted: Iterable[Peer] = PEERS) -> Iterator[Found]:
     """Find the frameworks that are installed or lie in the folder that PEERS names."""
-    for peer in PEERS:
+    for peer in wanted:
         for source in campaign.sources_of(peer.module)[:1]:
             rows = {what: row_of(source, peer, what) for what in peer.asked}
             yield Found(peer, source.version, source.root, rows)

@@ -11,6 +11,9 @@ OURS = "rollout-corr, kernels"
 BY_HAND = "torch.compile by hand"
 # The code by hand that is shown next to ours: with what a loop logs, the least that is compared.
 SHORT = {"correction": f"{BY_HAND}, ten metrics", "loss": f"{BY_HAND}, three metrics"}
+# Our ways to run a step.
+ONE_PASS, TWO_CALLS, READY = "rollout-corr, one pass", "rollout-corr, two calls", "rollout-corr, ready weights"
+WITH_VETO = " with rejection and veto"
 # The tables show the counts of this size; launches and waits of every size where sizes differ.
 SHAPE = [256, 2048]
 HEADS = {
@@ -111,3 +114,22 @@ def sentence(results: Found) -> str:
         "without metrics, torch.compile {} with ten; PPO {}, verl {}, TRL {}, torch.compile {}."
     )
     return form.format(*costs)
+
+
+def steps(results: Found) -> Table:
+    """Make the table of a whole step, per valid token."""
+    head = ["who", "layout", "launches", "waits", "bytes", "of sectors", "instructions", "peak memory"]
+    lines = []
+    for row in results["rows"]:
+        tokens = row["tokens"]
+        amounts = (row["read"] + row["written"], row["sectors"], row["instructions"], row["peak"])
+        lines.append(
+            [
+                f"{row['who']} {row['version']}".strip(),
+                row["layout"],
+                f"{row['launches']:,}",
+                f"{row['waits']:,}",
+                *("-" if amount is None else number(amount / tokens) for amount in amounts),
+            ]
+        )
+    return Table("A whole step, forward and backward", head, lines, 2)

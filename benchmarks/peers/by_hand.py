@@ -311,3 +311,29 @@ def policy_loss_in_short(
         "surrogate_ratio_mean": torch.where(mask, ratio.detach(), 0.0).sum() / n,
     }
     return value, metrics
+
+
+def step_in_short(
+    new: Tensor, old: Tensor, rollout: Tensor, advantages: Tensor, mask: Tensor, bounds: tuple[float, float, float]
+) -> tuple[Tensor, Metrics]:
+    """Truncated token weights and PPO's loss at once, with six metrics of the two calls above."""
+    low, high, upper = bounds
+    valid = mask != 0
+    n = valid.sum()
+    gap = torch.where(valid, old - rollout, 0.0)
+    mismatch = gap.exp()
+    weights = mismatch.clamp(max=upper)
+    d = torch.where(valid, new - old, 0.0)
+    ratio = d.exp()
+    terms = torch.maximum(-ratio * advantages, -ratio.clamp(1.0 - low, 1.0 + high) * advantages) * weights
+    value = torch.where(valid, terms, 0.0).sum() / n
+    d, ratio = d.detach(), ratio.detach()
+    metrics = {
+        "kl_rollout_train_k3": (mismatch - 1.0 - gap).sum() / n,
+        "logratio_abs_max": gap.abs().amax(),
+        "weight_mean": torch.where(valid, weights, 0.0).sum() / n,
+        "weight_above_upper_fraction": (mismatch > upper).sum() / n,
+        "clip_high_fraction": (valid & (ratio > 1.0 + high) & (advantages > 0)).sum() / n,
+        "kl_old_new_k1": -d.sum() / n,
+    }
+    return value, metrics
