@@ -51,7 +51,7 @@ PEERS = (
     ),
     peers.Peer("TRL", "trl", {peers.BOTH: peers.Asked("trl.dapo", peers.TRL_WITH | CLIPS, peers.FRAGMENT)}),
     peers.Peer(
-        "Liger Kernel",
+        "Liger Kernel, ready weights",
         "liger",
         {peers.BOTH: peers.Asked("trl.dapo", peers.TRL_WITH | CLIPS | {"clip_min": None}, ("ppo_loss_fn",))},
         compiles=peers.LIGER,
@@ -120,7 +120,8 @@ def calls_of(given: Batch) -> dict[str, Callable[[], object]]:
     new, advantages = given.new, given.advantages
     assert new is not None and advantages is not None
     batch = rc.Batch(mask=given.mask, cu_seqlens=given.cu_seqlens)
-    counted = replace(batch, total=float(given.tokens))
+    # On the device, as an all-reduce over ranks leaves it; a number takes the launch of a fill.
+    counted = replace(batch, total=torch.tensor(float(given.tokens), dtype=torch.float64))
     ready = rc.correct(given.old, given.rollout, batch, spec=TIS, backend="torch")
 
     def with_backward(batch: rc.Batch, **more: Any) -> object:
