@@ -23,7 +23,7 @@ from benchmarks.cases.batches import Batch, offsets_of
 from benchmarks.cases.operations import STEP_SURROGATE
 from benchmarks.costs import ours, peers
 from benchmarks.costs.counting import Cost, cost_of
-from benchmarks.costs.tables import BY_HAND, ONE_PASS, READY, TWO_CALLS, WITH_VETO, steps
+from benchmarks.costs.tables import BY_HAND, ONE_PASS, PRODUCT, READY, TWO_CALLS, TWO_PASSES, WITH_VETO, steps
 from rollout_corr.kernels.launches import Launch
 
 RESULTS = machine.RESULTS / "steps.json"
@@ -40,6 +40,7 @@ REJECTS = rc.Spec(
         rc.Criterion("ratio", over="sequence", reduce="min", lower=1e-4),
     ),
 )
+OF_SEQUENCES = rc.Spec(rc.Weight.product(upper=2.0))
 
 # The frameworks' own code for such a step.
 CLIPS = {"epsilon_high": STEP_SURROGATE.high}
@@ -139,6 +140,8 @@ def calls_of(given: Batch) -> dict[str, Callable[[], object]]:
         READY: lambda: with_backward(counted, correction=ready),
         f"{ONE_PASS}{WITH_VETO}": lambda: with_backward(batch, rollout_logp=given.rollout, spec=REJECTS),
         f"{TWO_CALLS}{WITH_VETO}": lambda: two_calls(REJECTS),
+        f"{TWO_PASSES}{PRODUCT}": lambda: with_backward(batch, rollout_logp=given.rollout, spec=OF_SEQUENCES),
+        f"{TWO_CALLS}{PRODUCT}": lambda: two_calls(OF_SEQUENCES),
     }
 
 

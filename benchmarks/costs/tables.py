@@ -12,8 +12,10 @@ BY_HAND = "torch.compile by hand"
 # The code by hand that is shown next to ours: with what a loop logs, the least that is compared.
 SHORT = {"correction": f"{BY_HAND}, ten metrics", "loss": f"{BY_HAND}, three metrics"}
 # Our ways to run a step.
-ONE_PASS, TWO_CALLS, READY = "rollout-corr, one pass", "rollout-corr, two calls", "rollout-corr, ready weights"
-WITH_VETO = " with rejection and veto"
+ONE_PASS, TWO_PASSES, TWO_CALLS, READY = (
+    f"rollout-corr, {how}" for how in ("one pass", "two passes", "two calls", "ready weights")
+)
+WITH_VETO, PRODUCT = ", rejection and veto", ", product weights"
 # The tables show the counts of this size; launches and waits of every size where sizes differ.
 SHAPE = [256, 2048]
 HEADS = {
