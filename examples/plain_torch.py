@@ -1,9 +1,9 @@
-"""A training step in plain PyTorch: decoupled and bypass mode, padded and packed batches.
+"""A training step in plain PyTorch: GRPO in decoupled and bypass mode, padded and packed batches.
 
     pip install /path/to/rollout-corr
     python plain_torch.py
 
-`decoupled` and `bypass` are the two steps; copy the one you need. What is below them is a toy that they can train on a
+`decoupled`, `one_pass` and `bypass` are three steps; copy the one you need. What is below them is a toy that they can train on a
 CPU in seconds: each token should be the one before it plus one. The engine samples from a bfloat16 copy of the policy
 that is up to three updates old, and reports broken log-probs for one sequence of every batch.
 """
@@ -45,6 +45,17 @@ def decoupled(policy: nn.Module, optimizer: torch.optim.Optimizer, rollout: Roll
         update(optimizer, loss)
         pending.append(loss.metrics_async())
     return pending
+
+
+def one_pass(policy: nn.Module, optimizer: torch.optim.Optimizer, rollout: Rollout) -> list[rc.PendingMetrics]:
+    """The same for one update, whose old_logp is new_logp before it: one forward, and on a GPU one pass over tokens."""
+    new_logp = policy(rollout.before, rollout.tokens)
+    old_logp = new_logp.detach()
+    advantages = baseline(rollout, torch.ones_like(rollout.rewards, dtype=torch.bool))
+    policies = {"old_logp": old_logp, "rollout_logp": rollout.logp}
+    loss = rc.policy_loss(new_logp, advantages, rollout.batch, LOSS, **policies, spec=SPEC)
+    update(optimizer, loss)
+    return [loss.metrics_async()]
 
 
 def bypass(policy: nn.Module, optimizer: torch.optim.Optimizer, rollout: Rollout) -> list[rc.PendingMetrics]:
@@ -125,6 +136,6 @@ def train(step, packed: bool) -> None:
 
 
 if __name__ == "__main__":
-    for step in (decoupled, bypass):
+    for step in (decoupled, one_pass, bypass):
         for packed in (False, True):
             train(step, packed)

@@ -73,6 +73,7 @@ class Cost:
         written: Bytes that they write.
         temporaries: The most bytes at a time beyond what is left when the call has returned.
         peak: The most bytes at a time, with what is left.
+        moves: Bytes that each launch of torch reads and writes, in order.
     """
 
     launches: int = 0
@@ -81,6 +82,7 @@ class Cost:
     written: int = 0
     temporaries: int = 0
     peak: int = 0
+    moves: list[tuple[int, int]] = field(default_factory=list)
 
 
 @dataclass
@@ -199,8 +201,11 @@ class Counting(TorchDispatchMode):
             kept = [*made, *kept[1:]]
         if name in PUT:
             changed = kept[-1:]
-        cost.written += sum(map(_extent, [*fresh, *changed]))
-        cost.read += sum(map(_extent, kept)) + (0 if name in OVERWRITE else sum(map(_extent, changed)))
+        written = sum(map(_extent, [*fresh, *changed]))
+        read = sum(map(_extent, kept)) + (0 if name in OVERWRITE else sum(map(_extent, changed)))
+        cost.moves.append((read, written))
+        cost.read += read
+        cost.written += written
 
 
 def _waits_for(name: str, function: Any, arguments: Any, named: Any, given: list[Tensor], result: Any) -> str | None:

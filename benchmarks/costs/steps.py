@@ -196,7 +196,11 @@ def rows_of_others(both: dict[str, Batch]) -> Iterator[Row]:
     for one in peers.found(PEERS):
         cost = one.cost(peers.BOTH, batch)
         row = row_of(one.peer.name, one.version, "padded", padded.tokens, cost)
-        yield row if one.peer.compiles is None else row | {"peak": None}
+        if one.peer.compiles is None:
+            read, written = zip(*cost.moves, strict=True)
+            yield row | {"moves": {"read": list(read), "written": list(written)}}
+        else:
+            yield row | {"peak": None}
 
 
 def measure(sequences: int, of_ours: bool = True, of_others: bool = True) -> list[Row]:

@@ -48,7 +48,9 @@ class PolicyLoss(HasStatistics, Generic[L_co, W_co]):
         value: 0-d, fp32 (fp64 where any log-prob is); the only one with a gradient: to `new_logp`, and by an entropy
             bonus to `Batch.entropy`.
         mask: Non-zero at trained tokens: dtype and shape of the mask given. With `correction=` of the same mask it
-            is the correction's own tensor, where nothing was written to either of them since.
+            is the correction's own tensor, where nothing was written to either of them since. Where the kernels
+            corrected in the pass of the loss, mask and weights are made when one of them is first read, from the same
+            inputs; RuntimeError where one of these was written to since.
         weights: The correction's weights where a Spec was given, as in `Correction`, else None. The mode decides how
             they enter the loss.
         keep: [S] bool where a Spec was given, else None: False for sequences that it rejected as a whole.
@@ -173,7 +175,8 @@ def policy_loss(
         ref_logp: Log-probs under the reference policy, same layout; needed by `Loss.kl`.
         correction: What `correct` returned: its weights multiply the surrogate, and its mask says what trains. Or
             `Factors`, weights and a mask from elsewhere.
-        spec: In its place, correct in the same call, from old/rollout, or from new/rollout in bypass mode. Criteria
+        spec: In its place, correct in the same call, from old/rollout, or from new/rollout in bypass mode; with most
+            Specs the kernels do so in the one pass over the tokens that the loss takes (docs/kernels.md). Criteria
             with of="new/rollout" and of="new/old" work here. `Thresholds` as for `correct`: of old_logp, in bypass mode
             of new_logp, and rollout_logp.
         backend: "auto", "triton" or "torch". An explicit choice never falls back.

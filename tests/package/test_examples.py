@@ -83,14 +83,15 @@ def test_ess_schedule(lines):
 
 
 def test_plain_torch(lines):
-    """Both modes learn the toy, padded and packed; the broken sequence of each batch does not train."""
+    """All steps learn the toy, padded and packed; the broken sequence of each batch does not train."""
     found = {line.partition(": ")[0]: numbers(line) for line in lines("plain_torch.py")}
-    assert list(found) == ["decoupled, padded", "decoupled, packed", "bypass, padded", "bypass, packed"]
+    steps = "decoupled", "one_pass", "bypass"
+    assert list(found) == [f"{step}, {layout}" for step in steps for layout in ("padded", "packed")]
     for before, after, mismatch, fewest, most, sequences in found.values():
         assert before < 0.2 and after > 0.8 and 0.2 < mismatch < 0.5, found
         assert (fewest, most, sequences) == (63, 63, 64), found
-    for mode in ("decoupled", "bypass"):
-        padded, packed = (found[f"{mode}, {layout}"] for layout in ("padded", "packed"))
+    for step in steps:
+        padded, packed = (found[f"{step}, {layout}"] for layout in ("padded", "packed"))
         # A sum in another order may move a sampled token.
         assert packed[0] == padded[0] and packed == pytest.approx(padded, rel=0.05), found
 
