@@ -226,7 +226,7 @@ def main(given: list[str] | None = None) -> int:
     rows = measure(options.sequences, not options.others, not options.ours)
     if (options.ours or options.others) and options.json is not None and options.json.exists():
         old = json.loads(options.json.read_text(encoding="utf-8"))["rows"]
-        kept = [row for row in old if ("by_launch" in row) == options.others]
+        kept = [row for row in old if (row["instructions"] is not None) == options.others]
         rows = kept + rows if options.others else rows + kept
     versions = {"torch": torch.__version__, "triton": machine.version("triton")}
     results = {**machine.head(), **versions, "sequences": options.sequences, "rows": rows}
