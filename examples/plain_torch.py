@@ -3,9 +3,9 @@
     pip install /path/to/rollout-corr
     python plain_torch.py
 
-`decoupled`, `one_pass` and `bypass` are three steps; copy the one you need. What is below them is a toy that they can train on a
-CPU in seconds: each token should be the one before it plus one. The engine samples from a bfloat16 copy of the policy
-that is up to three updates old, and reports broken log-probs for one sequence of every batch.
+`decoupled`, `one_pass` and `bypass` are three steps; copy the one you need. What is below them is a toy that they can
+train on a CPU in seconds: each token should be the one before it plus one. The engine samples from a bfloat16 copy of
+the policy that is up to three updates old, and reports broken log-probs for one sequence of every batch.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ from benchmarks.tables import Found, number
 PICTURE = ROOT / "docs" / "step.svg"
 LAYOUT = "padded"
 WIDTH, LEFT, ROW, CELL = 900, 130, 18, 64
+HIGHEST = 36
 
 # Colors of text and lines in a light and in a dark page, and of what is read and written in both.
 STYLE = """
@@ -88,16 +89,16 @@ def roll(row: Found, left: float, top: float) -> Iterator[str]:
         for tensor in writes:
             yield box(x + CELL / 2 + 1, top + TENSORS.index(tensor) * ROW + 2, CELL / 2 - 5, ROW - 4, "written")
         for below, name in enumerate(("read", "written")):
-            amount = number(launch[name] / row["tokens"])
+            amount = f"{launch[name] / row['tokens']:.1f}"
             yield text(x + CELL / 2, top + (len(TENSORS) + below) * ROW + 16, amount, "small", "middle")
 
 
 def bars(moves: Sequence[tuple[float, float]], row: Found, top: float, pitch: float, scale: float) -> Iterator[str]:
     """Draw the bytes of each launch: what it reads above the line, what it writes below."""
-    yield text(0, top - 42, title(row), "head")
-    for i, (read, written) in enumerate(moves):
-        yield box(i * pitch, top - read * scale, pitch * 0.8, read * scale, "read")
-        yield box(i * pitch, top, pitch * 0.8, written * scale, "written")
+    yield text(0, top - HIGHEST - 8, title(row), "head")
+    for kind, amounts, sign in zip(("read", "written"), zip(*moves, strict=True), (-1, 1), strict=True):
+        drawn = [f"M{i * pitch:.1f} {top:g}h1.4v{sign * x * scale:.1f}h-1.4z" for i, x in enumerate(amounts)]
+        yield f'<path class="{kind}" d="{"".join(drawn)}"/>'
     yield f'<line x1="0" x2="{WIDTH}" y1="{top:g}" y2="{top:g}" class="line"/>'
 
 
@@ -121,19 +122,17 @@ def picture(results: Found) -> str:
     for i in range(len(TENSORS) + 1):
         y = top + i * ROW
         parts.append(f'<line x1="{LEFT}" x2="{WIDTH}" y1="{y}" y2="{y}" class="line"/>')
-    parts += [*roll(one, LEFT, top), *roll(two, LEFT + 4.5 * CELL, top)]
+    parts += [*roll(one, LEFT, top), *roll(two, LEFT + 5 * CELL, top)]
     parts += [box(WIDTH - 120, top - 34, 10, 10, "read"), text(WIDTH - 106, top - 25, "read", "small")]
     parts += [box(WIDTH - 66, top - 34, 10, 10, "written"), text(WIDTH - 52, top - 25, "written", "small")]
     strips = [(row, moves_of(row)) for row in (one, two, verl)]
     highest = max(max(pair) for _, moves in strips for pair in moves)
-    pitch, top = WIDTH / verl["launches"], 330
+    pitch, top = WIDTH / verl["launches"], 340
+    parts.append(text(0, top - HIGHEST - 28, "One bar a launch, all to one scale. Padded rows, 56 % full.", "small"))
     for row, moves in strips:
-        parts += bars(moves, row, top, pitch, 36 / highest)
-        top += 96
-    parts.append(
-        text(0, top - 44, "One bar a launch, all to one scale: bytes a valid token, padded rows 56 % full.", "small")
-    )
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {top - 36}" width="{WIDTH}">'
+        parts += bars(moves, row, top, pitch, HIGHEST / highest)
+        top += 86
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {top - 56}" width="{WIDTH}">'
     return "\n".join([head, f"<style>{STYLE}</style>", *parts, "</svg>"]) + "\n"
 
 
