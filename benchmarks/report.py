@@ -1,4 +1,4 @@
-"""The tables of docs/benchmarks.md and of README, from the committed results: `python -m benchmarks.report`."""
+"""The tables of docs/benchmarks.md, docs/kernels.md and README, from the committed results: `python -m benchmarks.report`."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from benchmarks.machine import RESULTS, ROOT
 from benchmarks.tables import Found, markdown, markdown_rows
 from rollout_corr.whole_files import write_whole
 
-CPU_RESULTS, GPU_RESULTS, COSTS = (RESULTS / f"{name}.json" for name in ("cpu", "gpu", "costs"))
-PAGE = ROOT / "docs" / "benchmarks.md"
+CPU_RESULTS, GPU_RESULTS, COSTS, STEPS = (RESULTS / f"{name}.json" for name in ("cpu", "gpu", "costs", "steps"))
+PAGE, KERNELS = ROOT / "docs" / "benchmarks.md", ROOT / "docs" / "kernels.md"
 README = ROOT / "README.md"
 
 # A part of the page that is made, by its name.
@@ -27,22 +27,39 @@ NO_GPU_YET = (
 )
 
 
-def page(text: str, results: Found | None, of_gpu: Found | None, counted: Found) -> str:
+def page(text: str, results: Found | None, of_gpu: Found | None, counted: Found, of_steps: Found) -> str:
     """Return docs/benchmarks.md with the parts that are made of results of the CPU, of a GPU and of counts."""
     head = [["call", "who", *costs.AMOUNTS[:2], "bytes moved a token"], [":--", ":--", *["--:"] * 3]]
     parts = {
         "headline": markdown_rows(head + costs.headline(counted)),
         "costs": below(markdown(costs.all_tables(counted))),
+        "steps": markdown([costs.steps(of_steps)])[2:],
         "gpu": [NO_GPU_YET] if of_gpu is None else below(gpu_page.body(of_gpu)),
         "cpu": ["No result is committed yet."] if results is None else of_cpu(results),
     }
     for name, lines in parts.items():
-        before, begin, rest = text.partition(BEGIN.format(name))
-        if not begin:
-            raise ValueError(f"page: expected {BEGIN.format(name)}, got a page without it")
-        made = "\n".join(lines).strip("\n")
-        text = f"{before}{begin}\n\n{made}\n\n{END}{rest.partition(END)[2]}"
+        text = filled(text, name, lines)
     return text
+
+
+def filled(text: str, name: str, lines: Iterable[str]) -> str:
+    """Return a page with one part that is made."""
+    before, begin, rest = text.partition(BEGIN.format(name))
+    if not begin:
+        raise ValueError(f"page: expected {BEGIN.format(name)}, got a page without it")
+    made = "\n".join(lines).strip("\n")
+    return f"{before}{begin}\n\n{made}\n\n{END}{rest.partition(END)[2]}"
+
+
+def of_kernels(text: str, of_steps: Found) -> str:
+    """Return docs/kernels.md with its table of a step."""
+    return filled(text, "steps", markdown_rows(costs.steps_of_ours(of_steps)))
+
+
+def of_readme(text: str, results: Found | None, counted: Found, of_steps: Found) -> str:
+    """Return README with its tables of counts and of times."""
+    text = filled(text, "steps", markdown_rows(costs.steps_in_short(of_steps)))
+    return readme(text, results, costs.sentence(counted))
 
 
 def of_cpu(results: Found) -> list[str]:
@@ -80,11 +97,17 @@ def counted() -> Found:
     return json.loads(COSTS.read_text(encoding="utf-8"))
 
 
+def counted_steps() -> Found:
+    """Return the committed results of `benchmarks.costs.steps`."""
+    return json.loads(STEPS.read_text(encoding="utf-8"))
+
+
 def main() -> None:
-    """Write the page, and the table in README."""
+    """Write the pages, and the tables in README."""
     text = PAGE.read_text(encoding="utf-8")
-    write_whole(PAGE, page(text, load(), load(GPU_RESULTS), counted()))
-    write_whole(README, readme(README.read_text(encoding="utf-8"), load(), costs.sentence(counted())))
+    write_whole(PAGE, page(text, load(), load(GPU_RESULTS), counted(), counted_steps()))
+    write_whole(KERNELS, of_kernels(KERNELS.read_text(encoding="utf-8"), counted_steps()))
+    write_whole(README, of_readme(README.read_text(encoding="utf-8"), load(), counted(), counted_steps()))
 
 
 if __name__ == "__main__":

@@ -135,3 +135,32 @@ def steps(results: Found) -> Table:
             ]
         )
     return Table("A whole step, forward and backward", head, lines, 2)
+
+
+def steps_of_ours(results: Found) -> list[list[str]]:
+    """Rows of our ways to run a step: launches, then bytes, instructions and memory in both layouts."""
+    layouts = ("packed", "padded")
+    amounts = ("bytes", "instructions", "peak memory")
+    lines = [["", "launches", *(f"{layout}: {amount}" for layout in layouts for amount in amounts)]]
+    lines.append([":--", *["--:"] * (len(lines[0]) - 1)])
+    rows = {(row["who"], row["layout"]): row for row in results["rows"] if row["instructions"] is not None}
+    for who in dict.fromkeys(who for who, _ in rows):
+        both = [rows[who, layout] for layout in layouts]
+        cells = [
+            number(amount / row["tokens"])
+            for row in both
+            for amount in (row["read"] + row["written"], row["instructions"], row["peak"])
+        ]
+        lines.append([who.removeprefix("rollout-corr, "), sizes(row["launches"] for row in both), *cells])
+    return lines
+
+
+def steps_in_short(results: Found) -> list[list[str]]:
+    """Rows of launches, waits and bytes a token of a step in padded rows: in one pass, verl's, TRL's and by hand."""
+    rows = {row["who"]: row for row in results["rows"] if row["layout"] == "padded"}
+    lines = [["a whole step, counted without a GPU", "launches", "waits", "bytes a token"], [":--", *["--:"] * 3]]
+    for who in (ONE_PASS, TWO_CALLS, f"{BY_HAND}, six metrics", "TRL", "verl"):
+        row = rows[who]
+        moved = number((row["read"] + row["written"]) / row["tokens"])
+        lines.append([who, f"{row['launches']}", f"{row['waits']}", moved])
+    return lines

@@ -13,7 +13,6 @@ from benchmarks.cases.batches import both_layouts
 from benchmarks.cases.contender import BY_HAND, OURS, SKYRL_OWN, TRL_OWN, VERL, VERL_METRICS, Contender
 from benchmarks.cases.contenders import on_cpu
 from benchmarks.cases.operations import CPU_LOSS, WORKLOADS
-from benchmarks.costs import tables as costs
 from benchmarks.cpu import __main__ as cpu
 from benchmarks.cpu import memory, turns
 from benchmarks.cpu import tables as cpu_tables
@@ -142,7 +141,7 @@ def test_disturbed_rounds_are_dropped():
 
 def test_tables_say_medians_and_ratios():
     old = report.PAGE.read_text(encoding="utf-8")
-    page = report.page(old, results_of_cpu(), None, report.counted())
+    page = report.page(old, results_of_cpu(), None, report.counted(), report.counted_steps())
     for line in (
         "| 2048 x 8192 | padded | metrics only | 2.00 | 6.00 | 20.0 | 10.0 x | 3.0 x | 2.00 | 3 | 33% |",
         "| 2048 x 8192 | padded | metrics only | 10.0 x | 10.0 x | 3.0 x |",
@@ -157,14 +156,17 @@ def test_tables_say_medians_and_ratios():
 
 def test_page_is_made_from_the_results():
     page = report.PAGE.read_text(encoding="utf-8")
-    made = report.page(page, report.load(), report.load(report.GPU_RESULTS), report.counted())
+    steps = report.counted_steps()
+    made = report.page(page, report.load(), report.load(report.GPU_RESULTS), report.counted(), steps)
     assert page == made, "run python -m benchmarks.report"
+    kernels = report.KERNELS.read_text(encoding="utf-8")
+    assert kernels == report.of_kernels(kernels, steps), "run python -m benchmarks.report"
 
 
 def test_readme_has_the_committed_speeds():
     page = report.README.read_text(encoding="utf-8")
-    counted = costs.sentence(report.counted())
-    assert cpu_tables.readme(page, report.load(), counted) == page, "run python -m benchmarks.report"
+    made = report.of_readme(page, report.load(), report.counted(), report.counted_steps())
+    assert made == page, "run python -m benchmarks.report"
     made = cpu_tables.readme(f"before\n{cpu_tables.BEGIN}old\n{cpu_tables.END}\nafter", results_of_cpu(), "counts.")
     assert "| 2048 x 8192, padded, metrics only | 20.0 | 6.00 | 2.00 |" in made and f"commit {'c' * 12}." in made
     assert "| milliseconds a call, 1 thread | verl |" in made and "old" not in made
