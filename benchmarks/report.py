@@ -1,4 +1,4 @@
-"""The tables of docs/benchmarks.md, docs/kernels.md and README, from the committed results: `python -m benchmarks.report`."""
+"""The tables of benchmarks.md, kernels.md and README, from the committed results: `python -m benchmarks.report`."""
 
 from __future__ import annotations
 
