@@ -181,5 +181,6 @@ def start_of(plan: Tables, place: int) -> float:
     """Choose the value from which an accumulator starts."""
     if not is_extremum(plan, place) or is_distance(plan, place):
         return 0
+    # Of keys that of -inf. The smallest integer is the key of a NaN, and a program may skip every step.
     kind = kind_of(plan, place)
-    return float("-inf") if kind.is_floating() else -0x80000000 if kind == tl.int32 else -0x8000000000000000
+    return float("-inf") if kind.is_floating() else -0x7F800001 if kind == tl.int32 else -0x7FF0000000000001

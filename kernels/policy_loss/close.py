@@ -104,7 +104,8 @@ def close_kernel(
         totals = gather_slots(tables, first_slot, slot_count, slots, SPEC, SHAPE)
         keep, _, nonfinite, _ = decide(totals, either(advantages, counts), sequence, known, out, counts, spec_numbers,
                                        (owner,), SPEC, SHAPE, False)  # fmt: skip
-        add_up_loss(totals, either(inners, value), sequence, known, keep, out, PLAN, SPEC)
+        add_up_loss(totals, either(inners, value), sequence, known, keep if SPEC.rejects_from_loss else known, out,
+                    PLAN, SPEC)  # fmt: skip
         rejected = known & (keep == 0)
         first = tl.where(share == 0, known, False)
         state = tl.where(rejected, REJECTED, 0) | tl.where(weightless_of(keep, nonfinite, SPEC), WEIGHTLESS, 0)

@@ -232,9 +232,14 @@ class StepPlan(Plan):
         return int(self.loss.total == "total")
 
     @property
+    def rejects_from_loss(self) -> bool:
+        """Whether a rejected sequence has no part in the loss: a dry run only reports it."""
+        return self.loss.trained or self.loss.weighted
+
+    @property
     def zeroes_weights(self) -> bool:
         """Whether the gradient of rejected sequences has to be zeroed."""
-        return self.rejects_sequences and self.loss.differentiable
+        return self.rejects_sequences and self.rejects_from_loss and self.loss.differentiable
 
     @property
     def zeroes_mask(self) -> bool:

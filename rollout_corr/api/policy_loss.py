@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypedDict, overload
 
 import torch
@@ -78,7 +78,9 @@ class PolicyLoss(HasStatistics, Generic[L_co, W_co]):
 
     def __repr__(self) -> str:
         """Shapes and dtypes, and on the CPU the value; nothing is read from a device."""
-        found = ", ".join(f"{name}={described(getattr(self, name))}" for name in ("mask", "weights", "keep"))
+        # What a whole step makes when somebody asks is not made for this.
+        made = {name: described(vars(self)[name]) for name in ("mask", "weights", "keep") if name in vars(self)}
+        found = ", ".join(f"{name}={made.get(name, '(not made yet)')}" for name in ("mask", "weights", "keep"))
         plain = self.value.device.type == "cpu" and type(self.value) is Tensor and not torch.compiler.is_compiling()
         value = f"{self.value.item():.6g}" if plain else described(self.value)
         return f"PolicyLoss(value={value}, {found}, device='{self.value.device}')"
@@ -329,7 +331,10 @@ def _with_gradient(task: LossTask, result: LossResult) -> Tensor:
     # Autograd takes its time for every argument.
     more: tuple[Tensor | None, ...] = ()
     if result.inners is not None or result.flags is not None:
-        more = result.inners, task.batch.offsets, result.flags
+        offsets = task.batch.offsets
+        if offsets is not None and not torch.compiler.is_compiling() and offsets.is_inference():
+            offsets = offsets.clone()  # autograd saves no tensor of inference mode
+        more = result.inners, offsets, result.flags
     given = result.value, result.gradient, result.rest, result.by_kernels, *more
     value: Tensor = Differentiable.apply(task.new, *given)
     return value
@@ -352,6 +357,10 @@ class _WholeStep(PolicyLoss[L_co, W_co]):
             self.__dict__["weights"], self.__dict__["mask"] = self._settle()
             del self.__dict__["_settle"]
             return vars(self)[name]
+
+    def __reduce__(self) -> Any:
+        """Copy or pickle it with its weights and its mask."""
+        return PolicyLoss, tuple([getattr(self, each.name) for each in fields(PolicyLoss)])
 
 
 def _is_one_pass(request: LossRequest, task: LossTask, batch: OpenBatch, run: Spec) -> bool:

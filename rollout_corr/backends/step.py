@@ -62,17 +62,19 @@ def fits(task: LossTask, correction: OpenBatch) -> bool:
     if correction.labels or correction.has_ages or any(x is not None for x in extras):
         return False
     tensors = task.new, task.base, task.ref, task.advantages, correction.train, correction.rollout, correction.mask
-    more = correction.offsets, task.scales, task.divisor, *correction.external.values()
+    mass = None if correction.mass is None else correction.mass.log_mass
+    given = (*tensors, correction.offsets, mass, task.scales, task.divisor, *correction.external.values())
     double = torch.float64 in (task.batch.dtype, correction.dtype)
     # Nobody counts the writes to tensors of inference mode.
-    counted = not torch.is_inference_mode_enabled() and not any(x is not None and x.is_inference() for x in tensors)
-    return counted and not double and not seen_by_others((*tensors, *more))
+    counted = not torch.is_inference_mode_enabled() and not any(x is not None and x.is_inference() for x in given)
+    return counted and not double and not seen_by_others(given)
 
 
 def operands_of(task: LossTask, correction: OpenBatch, spec: Spec, use: WeightUse, rejected: str) -> StepOperands:
     """Return a step as the kernels take it."""
     advantages, per_sequence = task.advantages, task.batch.per_sequence
-    if repeats(advantages):
+    # Criteria take the mean of the finite advantages of tokens, and an advantage of a sequence as it is.
+    if repeats(advantages) and correction.advantages is None:
         advantages, per_sequence = advantages[:, 0], True
     new, base, train, rollout = task.batch.train, task.base, correction.train, correction.rollout
     trainer = "new" if train is new else "base" if train is base else "own"

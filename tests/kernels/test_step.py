@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import pickle
+from dataclasses import replace
 
 import pytest
 import torch
@@ -101,6 +103,60 @@ def test_a_sequence_that_its_last_token_rejects_has_no_gradient():
         assert out.metrics()["sequences_trained"] == 2 and math.isfinite(out.value.item())
 
 
+@pytest.mark.parametrize("weight", [rc.Weight.token(upper=2.0), rc.Weight.product(upper=2.0)], ids=["token", "product"])
+class TestWeights:
+    """With weights of tokens, and with those of sequences, which are decided about first."""
+
+    def test_a_dry_run_takes_nothing_out_of_the_loss(self, weight):
+        given = step_batch(STEP_VARIANTS["tis_packed"], (9, 1, 5), 0)
+        spec = rc.Spec(weight, (REJECTION, GEOMETRIC), apply=False)
+        with shaped(MIDDLE), unchecked(), watched():
+            found, slope = given.loss("triton", spec)
+        assert not found.keep.any() and slope.any()
+        assert_one_pass(found, slope, *given.loss("torch", spec))
+
+    def test_a_tile_without_a_valid_token_has_no_extrema(self, weight):
+        """Where NaN propagates extrema are kept as integers, and one of them is of no float."""
+        given = step_batch(STEP_VARIANTS["tis_padded"], (3, 20), 0, spoiled=False)
+        assert not given.batch.mask[0, 16:].any(), "the second tile of the first row"
+        spec = rc.Spec(weight, nonfinite="propagate")
+        with shaped(NARROW), unchecked(), watched():
+            found, slope = given.loss("triton", spec)
+        assert math.isfinite(found.metrics()["surrogate_ratio_max"]) and math.isfinite(found.metrics()["weight_max"])
+        assert_one_pass(found, slope, *given.loss("torch", spec))
+
+
+def test_an_expanded_advantage_that_is_infinite_selects_no_sequence():
+    """To a criterion it is one of tokens, of which the finite ones count; the loss may read it once a row."""
+    given = step_batch(STEP_VARIANTS["tis_padded"], (3, 5), 0, spoiled=False)
+    given.advantages = torch.tensor([[math.inf], [1.0]]).expand(2, 10)
+    spec = rc.Spec(
+        criteria=(rc.Criterion("abs", over="sequence", reduce="max", upper=1e-6, when="positive_advantage"),)
+    )
+    with shaped(MIDDLE), unchecked():
+        found, slope = given.loss("triton", spec)
+    assert found.keep.tolist() == [True, False]
+    assert_one_pass(found, slope, *given.loss("torch", spec))
+
+
+@pytest.mark.parametrize("name", ["rollout_logp", "kept_mass", "cu_seqlens"])
+def test_tensors_of_inference_mode(name):
+    """Nobody counts the writes to them, and autograd does not save them."""
+    variant = STEP_VARIANTS["tis_packed"]
+    given = step_batch(
+        replace(variant, objective=replace(variant.objective, mean=rc.Mean("sequence"))), (3, 5), 0, False
+    )
+    with torch.inference_mode():
+        if name == "rollout_logp":
+            given.rollout = given.rollout.clone()
+        elif name == "kept_mass":
+            given.batch = replace(given.batch, kept_mass=rc.KeptMass(torch.zeros_like(given.rollout)))
+        else:
+            given.batch = replace(given.batch, cu_seqlens=given.batch.cu_seqlens.clone())
+    with shaped(MIDDLE), unchecked():
+        assert_one_pass(*given.loss("triton"), *given.loss("torch"))
+
+
 # What backward multiplies by: nothing to do for 1; else in place, or into a new tensor where the graph is kept.
 UPSTREAM = (1.0, 3.0, 0.0, math.nan, 1.0)
 
@@ -141,3 +197,13 @@ def test_weights_of_inputs_that_were_written_to_are_refused():
         given.rollout.add_(1.0)
         with pytest.raises(RuntimeError, match="rollout_logp was written to"):
             _ = out.weights
+        assert "weights=(not made yet), keep=bool[5]" in repr(out)
+
+
+def test_a_pickle_has_the_weights_and_the_mask():
+    given = step_batch(STEP_VARIANTS["tis_packed"], (3, 5), 0)
+    with unchecked():
+        out, _ = given.loss("triton")
+        again = pickle.loads(pickle.dumps(out))
+    assert again.weights.equal(out.weights) and again.mask.equal(out.mask) and again.value == out.value
+    assert again.metrics() == out.metrics()
