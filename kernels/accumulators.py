@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from functools import cached_property
 
 import triton
 import triton.language as tl
 
-if TYPE_CHECKING:
-    from .correct.plan import Tables
+# Tables that a pass over tokens fills, in the order of its accumulators.
+RECORDED = ("token_sums", "floats", "counts", "integers", "peaks", "exponents", "token_maxima")
 
 # Counts of slots share words of 32 bits: a thread has at most 64 tokens of a tile, so each fits into 8 bits.
 COUNTS_OF_WORD, BITS, LARGEST_COUNT = tl.constexpr(4), tl.constexpr(8), tl.constexpr(0xFF)
@@ -16,6 +17,69 @@ COUNTS_OF_WORD, BITS, LARGEST_COUNT = tl.constexpr(4), tl.constexpr(8), tl.const
 # Columns of probabilities, and of their squares.
 PROBABILITIES = ("p", "q", "abs_prob_diff", "max_abs_prob_diff")
 SQUARED = ("p2", "q2", "pq")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tables:
+    """The columns that programs fill, by name: sums and maxima of the batch, the others of a slot."""
+
+    token_sums: tuple[str, ...] = ()
+    floats: tuple[str, ...] = ()
+    counts: tuple[str, ...] = ()
+    integers: tuple[str, ...] = ()
+    peaks: tuple[str, ...] = ()
+    token_maxima: tuple[str, ...] = ()
+    sequence_sums: tuple[str, ...] = ()  # of programs over sequences
+    sequence_maxima: tuple[str, ...] = ()
+    full: bool = False  # a histogram is kept behind the columns
+    double: bool  # float64 computes
+    packed: bool  # sequences by offsets, not as rows
+    masked: bool  # a mask is given
+    nonfinite: str  # `Spec.nonfinite`, or the loss's
+    numbers: tuple[str, ...] = ()  # those that a kernel loads
+    of_slots = ("counts", "integers", "floats", "peaks")
+    # Numbers that repeat another one, and which.
+    same_numbers: tuple[tuple[str, str], ...] = ()
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash(repr(self))
+
+    def __hash__(self) -> int:
+        """Return the hash computed before: Triton looks a plan up by it."""
+        return self._hash
+
+    @property
+    def derived(self) -> int:
+        """The number of the first token maxima that are not kept, because they follow from others."""
+        return 0
+
+    @property
+    def skips(self) -> bool:
+        """Whether a step in which no token is valid loads its mask and writes zeros, and nothing else."""
+        return self.masked and not self.packed
+
+    @property
+    def unreported(self) -> int:
+        """The number of the last sums of sequences that are no statistics."""
+        return 0
+
+    @property
+    def exponents(self) -> tuple[str, ...]:
+        """The sums of logarithms that a pass keeps as a product, and its power of two apart."""
+        return ("log_cosh",) if "log_cosh" in self.token_sums and not self.double else ()
+
+    @property
+    def recorded(self) -> tuple[tuple[str, str], ...]:
+        """Every accumulator of a pass over tokens as (table, column), in order."""
+        found = [(table, name) for table in RECORDED for name in getattr(self, table)]
+        kept = len(found) - len(self.token_maxima)
+        return (*found[:kept], *found[kept + self.derived :])
+
+    @property
+    def registers(self) -> int | None:
+        """The most registers of a thread of a pass over tokens on NVIDIA; None: as many as ptxas likes."""
+        return None
 
 
 @triton.constexpr_function

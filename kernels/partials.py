@@ -12,10 +12,8 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
-from .accumulators import kept_of
-from .correct.plan import Tables
-from .sums import over_lanes
-from .tokens import at, has, key_of, of_key, size
+from .accumulators import Tables, kept_of
+from .tokens import at, has, key_of, of_key, over_lanes, size
 
 # ROWS: rows that the last program adds up at a time. GROUP: columns, LANES: token programs, that a part adds up at a
 # time.

@@ -47,6 +47,7 @@ from .tokens import (
     log1p,
     named,
     of_key,
+    over_lanes,
     product_less_one,
     size,
     without_powers,
@@ -255,17 +256,6 @@ def with_slot(
         else:
             more = more + (kept[place],)
     return more
-
-
-@triton.jit
-def over_lanes(x: tl.tensor) -> tl.tensor:
-    """Add up over the lanes; int64 in two halves, which a warp adds in one instruction each."""
-    if x.dtype == tl.int64:
-        # |x| is below 2^50 for up to 64 tokens of a lane, and there are at most 64 lanes.
-        low, high = (x & 0xFFFFFF).to(tl.int32), (x >> 24).to(tl.int32)
-        return (tl.sum(high, 0).to(tl.int64) << 24) + tl.sum(low, 0)
-    else:
-        return tl.sum(x, 0)
 
 
 @triton.jit

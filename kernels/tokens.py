@@ -7,13 +7,12 @@ The formulas are those of rollout_corr/definition/tokens.py, written once more s
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import triton
 import triton.language as tl
 
-if TYPE_CHECKING:
-    from .correct.plan import Plan, PlannedCriterion, Tables
+from .accumulators import Tables
 
 # Tokens by the sign of their advantage and whether D has the same sign ("outward"), for `Criterion.when`.
 CLASSES = ("negative_outward", "negative_inward", "positive_outward", "positive_inward")
@@ -51,12 +50,6 @@ def size(plan: Any, table: str) -> int:
 
 
 @triton.constexpr_function
-def criterion(plan: Plan, i: int) -> PlannedCriterion:
-    """Return the i-th criterion."""
-    return plan.criteria[i]
-
-
-@triton.constexpr_function
 def named(prefix: object, name: str) -> str:
     """Name a column that belongs to a criterion or to another column."""
     return f"{prefix}/{name}"
@@ -78,12 +71,6 @@ def of_criterion(side: str, i: int) -> str:
 def class_name(i: int) -> str:
     """Name the i-th class of tokens; see CLASSES."""
     return CLASSES[i]
-
-
-@triton.constexpr_function
-def has_classes(plan: Plan, pair: int) -> bool:
-    """Return whether tokens of a pair of policies have to be counted by class."""
-    return plan.classes_of(pair)
 
 
 @triton.constexpr_function
@@ -302,6 +289,20 @@ def within(x: tl.tensor, numbers: tl.tuple, PLAN: tl.constexpr, prefix: tl.const
     lower = number(numbers, PLAN, named(prefix, "lower")).to(x.dtype)
     upper = number(numbers, PLAN, named(prefix, "upper")).to(x.dtype)
     return (x >= lower) & (x <= upper)
+
+
+# --- sums over lanes ---
+
+
+@triton.jit
+def over_lanes(x: tl.tensor) -> tl.tensor:
+    """Add up over the lanes; int64 in two halves, which a warp adds in one instruction each."""
+    if x.dtype == tl.int64:
+        # |x| is below 2^50 for up to 64 tokens of a lane, and there are at most 64 lanes.
+        low, high = (x & 0xFFFFFF).to(tl.int32), (x >> 24).to(tl.int32)
+        return (tl.sum(high, 0).to(tl.int64) << 24) + tl.sum(low, 0)
+    else:
+        return tl.sum(x, 0)
 
 
 # --- maxima without order ---

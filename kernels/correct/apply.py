@@ -25,8 +25,9 @@ from ..tiles import (
     store_step,
     tile_of_program,
 )
-from ..tokens import criterion, over_kept_set, real, size
+from ..tokens import over_kept_set, real, size
 from .criteria import selected
+from .plan import criterion
 from .steps import Context, Inputs, Step, advantage_of, compare, load_inputs
 from .units import REJECTED, WEIGHTLESS, thinning_bit
 

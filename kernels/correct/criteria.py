@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import triton
 import triton.language as tl
 
@@ -23,16 +21,7 @@ from ..tokens import (
     probability,
     within,
 )
-
-
-class Pair(NamedTuple):
-    """Two policies compared, [PARTS, LANES, VEC] each; log-probs and D are 0 at tokens that are not measured."""
-
-    d: tl.tensor  # logp - base
-    logp: tl.tensor  # of the policy in the numerator: train, or new
-    base: tl.tensor  # of the policy in the denominator: rollout, or train
-    measured: tl.tensor  # tokens that are valid and, except for nonfinite="propagate", finite or read as D = 0
-    finite: tl.tensor  # valid tokens whose D is finite
+from .steps import Pair
 
 
 @triton.jit

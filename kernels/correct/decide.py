@@ -53,7 +53,7 @@ from ..partials import (
     sum_of_rows,
 )
 from ..tiles import Extents, edge, either
-from ..tokens import at, criterion, exponential, limited, named, number, of_pair, real, size, thresholds
+from ..tokens import at, exponential, limited, named, number, of_pair, real, size, thresholds
 from .measures import (
     BINS,
     COPIES,
@@ -66,7 +66,7 @@ from .measures import (
     weight_of,
 )
 from .peers import finish_call, report_criterion, report_sequences, report_weights
-from .plan import Plan
+from .plan import Plan, criterion
 from .turns import (
     Decisions,
     Turns,

@@ -15,7 +15,7 @@ from ...metrics.histogram import HISTOGRAM_BINS
 from ...specs.caches import cached
 from ...specs.correction import Spec
 from ...specs.operands import CorrectOperands
-from ..accumulators import kept_of
+from ..accumulators import Tables, kept_of
 from ..by_turns import PartsOfTurns, by_turns, owners_here
 from ..gather import gather_kernel
 from ..grid import SEQUENCE_THREADS, Grid, current, grid_for, of_units, over_tokens, over_units
@@ -25,7 +25,7 @@ from ..uploads import upload_of
 from .apply import apply_kernel
 from .decide import decide_kernel
 from .measures import COPIES
-from .plan import Plan, Tables
+from .plan import Plan
 from .planner import numbers_of, plan_of
 from .read import read_kernel
 

@@ -31,7 +31,7 @@ from ..tokens import (
     within,
     without_powers,
 )
-from .criteria import Pair
+from .steps import Pair
 
 # Programs add their histograms to this many copies, so that they do not all wait for the same few bins.
 COPIES = tl.constexpr(16)

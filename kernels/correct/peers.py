@@ -18,7 +18,6 @@ from ..tokens import (
     LARGEST_D,
     LARGEST_STATISTIC,
     at,
-    criterion,
     exponential,
     has,
     k3_in_full,
@@ -28,9 +27,10 @@ from ..tokens import (
     perplexity,
     size,
 )
-from .criteria import Pair, statistic
+from .criteria import statistic
 from .measures import Ratio, SequenceWeights
-from .plan import Plan, PlannedCriterion
+from .plan import Plan, PlannedCriterion, criterion
+from .steps import Pair
 
 # --- the columns and numbers of a plan that the schemes bring ---
 

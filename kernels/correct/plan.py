@@ -7,14 +7,12 @@ of their tables by name; a name that a plan does not have costs nothing.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+
+import triton
 
 from ...specs.correction import Spec
 from ...specs.statistics import STATISTICS
-
-# Tables that a pass over tokens fills, in the order of its accumulators.
-RECORDED = ("token_sums", "floats", "counts", "integers", "peaks", "exponents", "token_maxima")
-
+from ..accumulators import Tables
 
 # Columns of a pass over padded tokens below which ptxas takes fewer than 128 registers; criteria and columns beyond
 # which so many are too few.
@@ -66,69 +64,6 @@ class PlannedCriterion:
             return None
         plain = self.stat in ("ratio", "k1") and not self.token_clamp and self.pair == 0
         return "d" if plain else f"{self.index}/sum"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Tables:
-    """The columns that programs fill, by name: sums and maxima of the batch, the others of a slot."""
-
-    token_sums: tuple[str, ...] = ()
-    floats: tuple[str, ...] = ()
-    counts: tuple[str, ...] = ()
-    integers: tuple[str, ...] = ()
-    peaks: tuple[str, ...] = ()
-    token_maxima: tuple[str, ...] = ()
-    sequence_sums: tuple[str, ...] = ()  # of programs over sequences
-    sequence_maxima: tuple[str, ...] = ()
-    full: bool = False  # a histogram is kept behind the columns
-    double: bool  # float64 computes
-    packed: bool  # sequences by offsets, not as rows
-    masked: bool  # a mask is given
-    nonfinite: str  # `Spec.nonfinite`, or the loss's
-    numbers: tuple[str, ...] = ()  # those that a kernel loads
-    of_slots = ("counts", "integers", "floats", "peaks")
-    # Numbers that repeat another one, and which.
-    same_numbers: tuple[tuple[str, str], ...] = ()
-
-    @cached_property
-    def _hash(self) -> int:
-        return hash(repr(self))
-
-    def __hash__(self) -> int:
-        """Return the hash computed before: Triton looks a plan up by it."""
-        return self._hash
-
-    @property
-    def derived(self) -> int:
-        """The number of the first token maxima that are not kept, because they follow from others."""
-        return 0
-
-    @property
-    def skips(self) -> bool:
-        """Whether a step in which no token is valid loads its mask and writes zeros, and nothing else."""
-        return self.masked and not self.packed
-
-    @property
-    def unreported(self) -> int:
-        """The number of the last sums of sequences that are no statistics."""
-        return 0
-
-    @property
-    def exponents(self) -> tuple[str, ...]:
-        """The sums of logarithms that a pass keeps as a product, and its power of two apart."""
-        return ("log_cosh",) if "log_cosh" in self.token_sums and not self.double else ()
-
-    @property
-    def recorded(self) -> tuple[tuple[str, str], ...]:
-        """Every accumulator of a pass over tokens as (table, column), in order."""
-        found = [(table, name) for table in RECORDED for name in getattr(self, table)]
-        kept = len(found) - len(self.token_maxima)
-        return (*found[:kept], *found[kept + self.derived :])
-
-    @property
-    def registers(self) -> int | None:
-        """The most registers of a thread of a pass over tokens on NVIDIA; None: as many as ptxas likes."""
-        return None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -294,3 +229,15 @@ class Plan(Tables):
 def pairs_of(spec: Spec) -> tuple[str, ...]:
     """List what the criteria compare besides train and rollout."""
     return tuple(dict.fromkeys(c.of for c in spec.criteria if c.of != "train/rollout"))
+
+
+@triton.constexpr_function
+def criterion(plan: Plan, i: int) -> PlannedCriterion:
+    """Return the i-th criterion."""
+    return plan.criteria[i]
+
+
+@triton.constexpr_function
+def has_classes(plan: Plan, pair: int) -> bool:
+    """Return whether tokens of a pair of policies have to be counted by class."""
+    return plan.classes_of(pair)

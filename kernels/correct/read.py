@@ -41,10 +41,8 @@ from ..tiles import (
 )
 from ..tokens import (
     class_name,
-    criterion,
     exponential,
     has,
-    has_classes,
     is_finite,
     limited,
     named,
@@ -69,7 +67,7 @@ from .measures import (
     weight_of,
 )
 from .peers import k3_beyond, report_tokens
-from .plan import Plan
+from .plan import Plan, criterion, has_classes
 from .steps import (
     Context,
     Inputs,

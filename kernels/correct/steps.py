@@ -9,7 +9,6 @@ import triton.language as tl
 
 from ..tiles import Extents, PerToken, Span, Tile, age_at, contiguous, load_step, of_sequences, places_of
 from ..tokens import is_finite, real
-from .criteria import Pair
 from .plan import Plan
 
 
@@ -30,6 +29,16 @@ class Step(NamedTuple):
     mask: tl.tensor  # as it was given
     valid: tl.tensor  # bool; False outside of sequences
     mass: tl.tensor  # the log of the mass kept; train where the plan has none
+
+
+class Pair(NamedTuple):
+    """Two policies compared, [PARTS, LANES, VEC] each; log-probs and D are 0 at tokens that are not measured."""
+
+    d: tl.tensor  # logp - base
+    logp: tl.tensor  # of the policy in the numerator: train, or new
+    base: tl.tensor  # of the policy in the denominator: rollout, or train
+    measured: tl.tensor  # tokens that are valid and, except for nonfinite="propagate", finite or read as D = 0
+    finite: tl.tensor  # valid tokens whose D is finite
 
 
 class Context(NamedTuple):

@@ -15,7 +15,7 @@ import triton.language as tl
 from ..gather import SlotTables, Units, UnitTotals, gather_slots, integer, plain, slots_between
 from ..partials import Partials, add, largest_key, name_of, put
 from ..tiles import Extents
-from ..tokens import at, criterion, expm1, has, key_of, limited, named, number, of_criterion, of_key, size, thresholds
+from ..tokens import at, expm1, has, key_of, limited, named, number, of_criterion, of_key, size, thresholds
 from .measures import (
     ADDED_TERMS,
     SequenceWeights,
@@ -27,7 +27,7 @@ from .measures import (
     weigh_sequences,
     weight_terms,
 )
-from .plan import Plan
+from .plan import Plan, criterion
 from .units import count_kept, store_states, test_units, thinning_bit, units_of, weightless_of
 
 

@@ -6,9 +6,9 @@ import triton
 import triton.language as tl
 
 from ..gather import Units, UnitTotals, exact, integer, plain
-from ..tokens import at, class_name, criterion, has, named, of_key, of_pair, size
+from ..tokens import at, class_name, has, named, of_key, of_pair, size
 from .criteria import passes, statistic_of_extremum
-from .plan import Plan, PlannedCriterion
+from .plan import Plan, PlannedCriterion, criterion
 
 # The classes of tokens that each `when` selects, as indices of tokens.CLASSES.
 CHOSEN = {"any": (), "negative_advantage": (0, 1), "positive_advantage": (2, 3), "outward": (0, 2)}

@@ -14,7 +14,8 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
-from ..correct.plan import Plan, Tables
+from ..accumulators import Tables
+from ..correct.plan import Plan
 from ..correct.read import correct_tokens
 from ..correct.steps import Context, Step, any_marked, count_outside, load_marks
 from ..correct.units import REJECTED, WEIGHTLESS

@@ -10,7 +10,8 @@ from ...metrics.loss import OF_SEQUENCES, max_names, sum_names
 from ...specs.caches import cached
 from ...specs.terms import Objective
 from ...specs.thresholds import float32_at_least, float32_at_most, log_of
-from ..correct.plan import Plan, Tables
+from ..accumulators import Tables
+from ..correct.plan import Plan
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,9 +18,10 @@ from ...specs.caches import cached
 from ...specs.correction import Spec
 from ...specs.operands import CorrectOperands, LossOperands, StepOperands, StepUse
 from ...specs.terms import Objective
+from ..accumulators import RECORDED
 from ..correct.launch import prepare as prepare_correction
 from ..correct.launch import tables_of
-from ..correct.plan import RECORDED, Plan, pairs_of
+from ..correct.plan import Plan, pairs_of
 from ..correct.planner import numbers_of as numbers_of_spec
 from ..correct.planner import plan_of
 from ..grid import SEQUENCE_THREADS, Grid, current, grid_for, over_tokens

@@ -66,11 +66,11 @@ def inputs(layout: str, seed: int = 0) -> dict[str, Tensor | None]:
     return {name: pad(x, batch.lengths) for name, x in values.items()}
 
 
-def assert_same_metrics(got: rc.Correction, wanted: rc.Correction, relative: float) -> None:
+def assert_same_metrics(got: rc.Correction, wanted: rc.Correction, relative: float, least: float = 1e-3) -> None:
     for scheme in wanted.statistics.spec.report:
         a, b = got.metrics(scheme), wanted.metrics(scheme)
         assert list(a) == list(b)
-        wrong = {key: (a[key], b[key]) for key in b if abs(a[key] - b[key]) > relative * max(1e-3, abs(b[key]))}
+        wrong = {key: (a[key], b[key]) for key in b if abs(a[key] - b[key]) > relative * max(least, abs(b[key]))}
         assert not wrong, wrong
 
 
@@ -232,8 +232,9 @@ def test_outliers_beyond_the_bounds_are_counted_like_many_tokens(
         found = rc.correct(**given, spec=spec)
     assert bounded.call_count == (beyond < 2000 or small > 0)
     wanted = rc.Correction(None, None, found.keep, whole(given, spec).statistics)
-    # Measured: 2e-7, because float32 sums have another order; e^20 adds 1e-8.
-    assert_same_metrics(found, wanted, 1e-6)
+    # Measured: 2e-7, because float32 sums have another order; e^20 adds 1e-8. The other way rounds weights near 1 to
+    # float32, by up to 6e-8, which their standard deviation keeps.
+    assert_same_metrics(found, wanted, 1e-6, least=0.06)
     ratios = (train - rollout)[mask == 1].tolist()
     metrics = found.metrics()
     assert metrics["weight_above_upper_fraction"] == sum(x > math.log(upper) for x in ratios) / len(ratios)

@@ -232,10 +232,8 @@ def test_memory_does_not_grow_with_the_file(kind, tmp_path):
     assert most < 70.0, f"{most:.0f} MB"
 
 
-@pytest.mark.parametrize(
-    ("step", "said"), [(0, "0 throughout this file"), (1, "1 throughout this file"), (2, "2 to 2")]
-)
-def test_a_step_is_not_called_a_mask(step, said, tmp_path):
+@pytest.mark.parametrize("step", [0, 1, 2])
+def test_a_step_is_not_called_a_mask(step, tmp_path):
     """A folder has a file for each step, and the columns that a message lists are those of the first."""
     logp, environments = -torch.rand(4, 3), torch.tensor([0, 1, 0, 1])
     columns = {"train_logp": logp, "rollout_logp": logp, "mask": torch.ones(4, 3), "environment": environments}
@@ -243,7 +241,7 @@ def test_a_step_is_not_called_a_mask(step, said, tmp_path):
     torch.save(columns | {"step": torch.full((4,), step + 1)}, tmp_path / "b.pt")
     with pytest.raises(DumpError) as caught:
         list(Dump(tmp_path, by=["nope"]).chunks())
-    assert f"mask [4 x 3] (0/1, a mask?), environment [4] (0/1), step [4] ({said}" in str(caught.value)
+    assert f"mask [4 x 3] (always 1), environment [4] (0/1), step [4] (always {step})" in str(caught.value)
 
 
 @pytest.mark.parametrize("suffix", [".pt", ".jsonl"])

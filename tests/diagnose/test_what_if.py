@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -378,9 +379,11 @@ def test_a_setting_has_a_plain_reason():
 
 
 def test_it_recommends_what_suggest_says(tmp_path, capsys, monkeypatch):
-    """What-if names a bound that fits; its numbers are those of rc.suggest."""
+    """What-if names a bound that fits; its numbers are those of rc.suggest, which alone sends to the doctor."""
     made = columns()
-    told = rc.suggest(made["train_logp"], made["rollout_logp"], mask=made["mask"], cu_seqlens=made["cu_seqlens"])
+    alone = rc.suggest(made["train_logp"], made["rollout_logp"], mask=made["mask"], cu_seqlens=made["cu_seqlens"])
+    assert "`rollout-corr doctor`" in alone.sentences[0]
+    told = replace(alone, sentences=alone.sentences[1:])
     what_if = WhatIf(True)
     for one in chunks_of(made):
         what_if._add_sequences(chunk.ValidTokens.of(one))

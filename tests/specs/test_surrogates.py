@@ -26,6 +26,7 @@ MAY_NAME_ONE = (
     "rollout_corr/specs/score_losses.py",
     "rollout_corr/specs/surrogates.py",
     "rollout_corr/specs/batch_losses.py",
+    "rollout_corr/eject/wanted.py",
     "rollout_corr/frameworks/",
     "kernels/policy_loss/",
 )
