@@ -138,9 +138,9 @@ def steps(results: Found) -> Table:
 
 
 def steps_of_ours(results: Found) -> list[list[str]]:
-    """Rows of our ways to run a step: launches, then bytes, instructions and memory in both layouts."""
+    """Rows of our ways to run a step: launches, then bytes and instructions in both layouts."""
     layouts = ("packed", "padded")
-    amounts = ("bytes", "instructions", "peak memory")
+    amounts = ("bytes", "instructions")
     lines = [["", "launches", *(f"{layout}: {amount}" for layout in layouts for amount in amounts)]]
     lines.append([":--", *["--:"] * (len(lines[0]) - 1)])
     rows = {(row["who"], row["layout"]): row for row in results["rows"] if row["instructions"] is not None}
@@ -149,7 +149,7 @@ def steps_of_ours(results: Found) -> list[list[str]]:
         cells = [
             number(amount / row["tokens"])
             for row in both
-            for amount in (row["read"] + row["written"], row["instructions"], row["peak"])
+            for amount in (row["read"] + row["written"], row["instructions"])
         ]
         lines.append([who.removeprefix("rollout-corr, "), sizes(row["launches"] for row in both), *cells])
     return lines

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import json
 import re
 from pathlib import Path
@@ -12,9 +13,10 @@ import pytest
 import torch
 
 import rollout_corr as rc
+from benchmarks import report
 from benchmarks.cases.batches import both_layouts
 from benchmarks.costs import __main__ as costs
-from benchmarks.costs import bounds, driver, ours, peers
+from benchmarks.costs import bounds, driver, ours, peers, picture, steps, tables
 from benchmarks.costs.counting import Cost, Wait, cost_of
 from rollout_corr.backends import loss_operators, operators, step
 from rollout_corr.backends.loss_task import beyond_kernels
@@ -25,6 +27,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 HERE = Path(__file__).parent
 RESULTS = json.loads(costs.RESULTS.read_text(encoding="utf-8"))
+STEPS = report.counted_steps()
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -229,6 +232,60 @@ def test_what_inductor_makes_of_forward_and_backward():
     backend.of(lambda x, y: (x * y).sum())(x.requires_grad_(), y).backward()
     assert backend.cost() == Cost(2, [], 8000 + 4004, 4 + 4000)
     assert x.grad.equal(y) and backend.cost() == Cost()
+
+
+# --- a whole step ---
+
+
+def test_a_step_in_one_pass_reads_and_writes_tokens_once():
+    """All programs run: 4 bytes of three log-probs and of the gradient, and 1 of the mask are what a token needs."""
+    given = steps.batches(2)["packed"]
+    machine = steps.Machine()
+    (row,) = steps.rows_of_ours("packed", given, machine, (tables.ONE_PASS,))
+    assert (row["launches"], row["waits"]) == (3, 1)
+    gradient, close, scale = row["by_launch"]
+    assert 13 * given.tokens <= gradient["read"] < 17 * given.tokens
+    assert 4 * given.tokens <= gradient["written"] < 5 * given.tokens
+    assert scale["written"] == 0, "every token counts, so the gradient is final as written"
+    assert row["read"] == sum(launch["read"] for launch in row["by_launch"])
+    assert 4 * given.tokens <= row["peak"] < 5 * given.tokens
+
+
+def test_ways_to_run_a_step_are_compared():
+    """In one pass nothing is dearer than as two calls, and verl, TRL and torch.compile are dearer than that."""
+    rows = {(row["who"], row["layout"]): row for row in STEPS["rows"]}
+    for layout in ("packed", "padded"):
+        for more in ("", tables.WITH_VETO):
+            one, two = (rows[f"{who}{more}", layout] for who in (tables.ONE_PASS, tables.TWO_CALLS))
+            names = ("launches", "read", "written", "sectors", "instructions", "peak")
+            assert all(one[name] < two[name] for name in names)
+    moved = {who: row["read"] + row["written"] for (who, layout), row in rows.items() if layout == "padded"}
+    assert moved[tables.ONE_PASS] < min(moved[who] for who in ("verl", "TRL", f"{tables.BY_HAND}, six metrics"))
+
+
+def test_the_picture_shows_the_counts_of_today():
+    again = "draw it again: python -m benchmarks.costs.picture"
+    assert picture.picture(STEPS) == picture.PICTURE.read_text(encoding="utf-8"), again
+
+
+# What `two_calls` says of a Spec or a Loss, or of none.
+TWO_CALLS = [
+    (rc.Spec(detail="full"), rc.Loss()),
+    (rc.Spec(report=("verl",)), rc.Loss()),
+    (rc.Spec(rc.Weight("turn", "sum")), rc.Loss()),
+    (rc.Spec(rc.Weight.token(normalize="batch")), rc.Loss()),
+    (rc.Spec(), rc.Loss(rc.ClipCov())),
+    (rc.Spec(), rc.Loss(rc.PPO(), kl=rc.KL(mean=rc.Mean("sequence")))),
+]
+
+
+def test_the_page_of_the_kernels_lists_what_stays_two_calls():
+    page = report.KERNELS.read_text(encoding="utf-8")
+    said = {step.two_calls(spec, Objective(loss.surrogate, loss.kl)) for spec, loss in TWO_CALLS}
+    assert None not in said
+    source = inspect.getsource(step.two_calls.__wrapped__)
+    assert said == set(re.findall(r'return "(.*)"', source)), "a reason that nothing here asks for"
+    assert all(f"\n| {reason} |" in page for reason in said)
 
 
 # --- ours on the kernels, by name ---
