@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -145,12 +145,10 @@ def calls_of(given: Batch) -> dict[str, Callable[[], object]]:
     }
 
 
-def rows_of_ours(layout: str, given: Batch, runs: Machine, which: Collection[str] = ()) -> Iterator[Row]:
-    """Count our calls, all or those that are named, each when it has run once without its kernels: a first call does more."""
+def rows_of_ours(layout: str, given: Batch, runs: Machine) -> Iterator[Row]:
+    """Count our calls, each when it has run once without its kernels: a first call does more."""
     with ours.as_on_a_device(runs.run) as launched:
         for who, call in calls_of(given).items():
-            if which and who not in which:
-                continue
             with mock.patch.object(rc.Statistics, "metrics"):
                 call()
             runs.on, runs.launches = True, []
