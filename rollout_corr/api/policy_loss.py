@@ -468,9 +468,9 @@ def _read_inner(request: LossRequest, spec: Spec) -> tuple[OpenBatch, Spec]:
     if given.backend == "triton" and (reason := operators.beyond_kernels(run)) is not None:
         raise ValueError(f"backend: expected 'auto' or 'torch', got 'triton': {reason}")
     batch = request.tensors.batch.of(new if old is None else old, rollout, pairs)
-    if all(criterion.when == "any" for criterion in run.criteria):
-        batch.advantages = None
     read_beside(read, batch, given, run)
+    if all(criterion.when == "any" for criterion in run.criteria):
+        batch.advantages = None  # labels by their sign have been made
     return batch, run
 
 

@@ -31,9 +31,10 @@ class Labels:
 
     Attributes:
         ids: [S] or [S, 1] of sequences, [U] or [U, 1] of turns, or one for each token in the layout of the log-probs.
-            None under the name "age" alone, whose ids are the ages of `versions`.
+            None under two names alone: "age", the ages of `versions`, and "advantage", the signs of `advantages`.
         names: The name of each label, in the order of the ids; or how many labels there are. For ages, a last name that
-            ends in "+", such as "4+", covers all older tokens.
+            ends in "+", such as "4+", covers all older tokens. Signs need none: they are "negative", "zero" and
+            "positive".
     """
 
     ids: LogProbs | None = None
@@ -89,7 +90,7 @@ class Batch:
             entropy bonus of a loss (whose gradient goes there) and EntropyClip. Each call with it reports its metrics.
         labels: `Labels` by name, {"environment": rc.Labels(ids, ["math", "code"])}, by which
             `out.metrics(by="environment")` tells apart. An id without a label is counted, and is not an error. "age"
-            without ids makes labels of the ages of `versions`.
+            without ids makes labels of the ages of `versions`, "advantage" of the signs of the call's `advantages`.
         external: Per-token statistics by name, same layout; needed by criteria with stat="external".
         kept_mass: The mass that truncated sampling (top-k, top-p, min-p) kept, as `KeptMass`. None: sampling was not
             truncated, or both sides are over the same set.

@@ -18,8 +18,9 @@ from .staleness import Versions, read_versions
 if TYPE_CHECKING:
     from .given import Labels
 
-# The labels that versions are without being given as labels.
-AGE_LABEL = "age"
+# Labels that need no ids: the ages of versions, and the signs of advantages.
+AGE_LABEL, ADVANTAGE_LABEL = "age", "advantage"
+SIGNS = ("negative", "zero", "positive")
 
 
 def read_labels(
@@ -27,13 +28,15 @@ def read_labels(
 ) -> tuple[Labeled, ...]:
     """Check the labels of a call and the names that go with them. An id that names none is no error: it is counted.
 
-    The turns of the batch have been read; `versions` give the ages if "age" has no ids. With `split` each sequence lies
-    on several ranks, so that a shape which tokens have too is theirs.
+    The turns and advantages of the batch have been read; `versions` give the ages if "age" has no ids. With `split`
+    each sequence lies on several ranks, so that a shape which tokens have too is theirs.
     """
-    given = {name: one for name, one in labels.items() if name != AGE_LABEL or one.ids is not None}
-    found = [_labeled(read, batch, name, one.names, one.ids, split) for name, one in given.items()]
-    if AGE_LABEL in labels and AGE_LABEL not in given:
+    made = {name for name in (AGE_LABEL, ADVANTAGE_LABEL) if name in labels and labels[name].ids is None}
+    found = [_labeled(read, batch, name, one.names, one.ids, split) for name, one in labels.items() if name not in made]
+    if AGE_LABEL in made:
         found.append(_ages(read, labels[AGE_LABEL].names, versions))
+    if ADVANTAGE_LABEL in made:
+        found.append(_signs(batch, labels[ADVANTAGE_LABEL].names))
     return tuple(found)
 
 
@@ -88,6 +91,19 @@ def _ages(read: Reader, names: object, versions: Versions | None) -> Labeled:
     labels = _named(AGE_LABEL, names, SEQUENCES if found.per_sequence else TOKENS)
     ages = found.ages()
     return Labeled(labels, ages.clamp(max=len(labels.values) - 1) if labels.values[-1].endswith("+") else ages)
+
+
+def _signs(batch: OpenBatch, names: object) -> Labeled:
+    """Make labels of the signs of the advantages; NaN has none."""
+    advantages = batch.advantages
+    if advantages is None:
+        raise ValueError(
+            f"labels[{ADVANTAGE_LABEL!r}]: expected ids, or advantages= of the call to take signs of, got neither"
+        )
+    if names != ():
+        raise ValueError(f"labels[{ADVANTAGE_LABEL!r}].names: expected none without ids, got {shown(names)}")
+    ids = torch.where(advantages.isnan(), len(SIGNS), advantages.sign().long() + 1)
+    return Labeled(_named(ADVANTAGE_LABEL, SIGNS, SEQUENCES if batch.per_sequence else TOKENS), ids)
 
 
 def _named(name: object, values: object, units: Units) -> LabelSet:

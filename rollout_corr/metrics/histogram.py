@@ -40,6 +40,12 @@ def bin_edges(k: int) -> tuple[float, float]:
     return (edge(k) if k else 0.0), (edge(k + 1) if k < half - 1 else math.inf)
 
 
+def beyond(v: Mapping[str, float], bound: float) -> float:
+    """Count the finite D with |D| >= a bound, which is an edge of the bins."""
+    half = HISTOGRAM_BINS // 2
+    return sum(v[HISTOGRAM[k + side]] for k in range(half) if bin_edges(k)[0] >= bound for side in (0, half))
+
+
 def percentile(v: Mapping[str, float], percent: float) -> float:
     """Interpolate a percentile of D: linear inside a bin, never beyond the extrema seen; 0 where it is exactly 0."""
     inside = [v[name] for name in HISTOGRAM]

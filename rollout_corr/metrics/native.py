@@ -13,7 +13,7 @@ from functools import partial
 from ..specs.caches import cached
 from ..specs.correction import Criterion, Spec
 from . import turns
-from .histogram import HISTOGRAM_OF_WEIGHTS, interpolated, percentile
+from .histogram import HISTOGRAM_OF_WEIGHTS, beyond, interpolated, percentile
 from .limits import BY_KEY, healthy
 from .rows import (
     EACH,
@@ -38,6 +38,8 @@ from .rows import (
 
 PERCENTILES = (1.0, 5.0, 10.0, 25.0, 50.0, 75.0, 90.0, 95.0, 99.0, 99.9, 99.99)
 PERCENTILES_OF_WEIGHTS = (1.0, 5.0, 25.0, 50.0, 75.0, 95.0, 99.0)
+# Sizes of D whose share of tokens detail="full" reports: edges of the histogram's bins, so no sum is taken for them.
+TAILS = (0.25, 1.0, 4.0)
 
 # The ten that docs/dashboard.md tells to look at, in its order.
 DASHBOARD = (
@@ -65,6 +67,10 @@ def is_around_one(name: str) -> bool:
 
 def _percentile(v: Values, n: float, percent: float) -> float:
     return percentile(v, percent)
+
+
+def _tail(v: Values, n: float, bound: float) -> float:
+    return ratio_of(beyond(v, bound), n)
 
 
 def _percentile_of_token_weight(v: Values, n: float, percent: float, clamp: float) -> float:
@@ -279,6 +285,12 @@ FULL_METRICS = [
            TOKENS, "< 1.05", mean_around(1.0, "factor")),
     Metric("ratio_beyond_2_fraction", "measured tokens whose ratio is above 2 or below 1/2: |D| > ln 2", "fraction",
            TOKENS, "< 0.01", mean("tokens_beyond_2")),
+    *(
+        Metric(f"logratio_beyond_{bound:g}_fraction", f"measured tokens with finite |D| >= {bound:g}, from the "
+               f"histogram: the ratio is {math.exp(bound):.3g} or more, or its inverse or less", "fraction", TOKENS,
+               "-", partial(_tail, bound=bound))
+        for bound in TAILS
+    ),
     Metric("prob_correlation", "Pearson correlation of the two probabilities (0 where either is constant)", "-", TOKENS,
            "> 0.99", _correlation),
 ]

@@ -72,6 +72,17 @@ def test_labels_of_sequences_and_of_tokens(number, device):
     assert_same_labels(out, laid.correct(spec, **given), f"{layout} {spec}")
 
 
+def test_labels_by_the_sign_of_the_advantage(device):
+    sequences = random_sequences(2, (5, 1, 9, 0, 7, 17))
+    laid, given = lay_out(sequences, "padded_right"), {"labels": {"advantage": None}}
+    with shaped(NARROW):
+        out = between_fences(laid, device).correct(SPECS[1], backend="triton", **given)
+    assert_same_labels(out, laid.correct(SPECS[1], **given), "signs")
+    counts = [out.metrics(by="advantage")[f"advantage/{name}/tokens"] for name in ("negative", "zero", "positive")]
+    valid = [a for q in sequences for a, m in zip(q.advantages, q.mask, strict=True) if m]
+    assert counts == [sum(a < 0 for a in valid), valid.count(0.0), sum(a > 0 for a in valid)] and counts[0] > 0
+
+
 def assert_same_bits(out, plain):
     """Require what a call without labels gives: results and statistics of the batch."""
     held = columns(plain.statistics.spec)

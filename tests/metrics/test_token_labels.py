@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import replace
 
@@ -145,6 +146,78 @@ def test_ages_are_labels():
         rc.correct(x, x, rc.Batch(labels={"age": rc.Labels(names=2)}))
     loss = rc.policy_loss(x, x, **bundled_loss(old_logp=x, rollout_logp=x, spec=rc.Spec(), **given))
     assert loss.metrics(by="age") == by
+
+
+def sign(advantage):
+    """The place of its name among the labels; that behind them is of NaN."""
+    if advantage < 0:
+        return 0
+    return 1 if advantage == 0 else 2 if advantage > 0 else 3
+
+
+ADVANTAGES = (-2.0, 0.0, -math.inf, -0.0, 1e-30, math.nan)
+BY_SIGN = {"labels": {"advantage": None}}
+SIGNS = ("negative", "zero", "positive")
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_signs_of_advantages_are_labels(layout):
+    rng, spec = random.Random(layout), SPECS[1]
+    sequences = [
+        replace(q, advantages=[rng.choice(ADVANTAGES) for _ in q.train])
+        for q in spoil(random_sequences(3, (12, 9, 0, 14, 20)), 3)
+    ]
+    laid, answer = lay_out(sequences, layout), oracle.correct(sequences, spec)
+    signs = [[sign(x) for x in q.advantages] for q in sequences]
+    found = laid.correct(spec, **BY_SIGN).metrics(by="advantage")
+    for place, name in enumerate(SIGNS):
+        mine = {key.split("/", 2)[2]: value for key, value in found.items() if key.startswith(f"advantage/{name}/")}
+        assert mine["tokens"] > 0 and "token_abs/tokens_rejected_fraction" in mine and "sequences" not in mine
+        wanted = oracle_metrics.metrics(oracle_metrics.of_label(answer, signs, place), spec)
+        compare_some(mine, wanted, spec, margin(), (layout, name))
+    valid = [s for q, row in zip(sequences, signs, strict=True) for s, m in zip(row, q.mask, strict=True) if m]
+    assert found["advantage/tokens_outside"] == valid.count(3) > 0
+
+
+def test_signs_of_advantages_of_sequences_label_sequences():
+    spec = SPECS[3]
+    sequences = [replace(q, advantages=a) for q, a in zip(random_sequences(5), ADVANTAGES, strict=True)]
+    for layout in LAYOUTS:
+        found = lay_out(sequences, layout).correct(spec, **BY_SIGN).metrics(by="advantage")
+        assert found["advantage/sequences_outside"] == 1
+        for place, name in enumerate(SIGNS):
+            mine = {key.split("/", 2)[2]: value for key, value in found.items() if key.startswith(f"advantage/{name}/")}
+            own = oracle.correct([q for q in sequences if sign(q.advantages) == place], spec)
+            assert mine["sequences"] > 0
+            compare_some(mine, oracle_metrics.metrics(own, spec), spec, margin(), (layout, name))
+
+
+def test_a_loss_labels_tokens_by_the_sign_of_its_advantages():
+    """Also where its Spec reads no advantage, and in the layout of the call."""
+    new, old = torch.full((2, 3), -1.0), torch.tensor([[-1.0, -1.5, -2.0], [-1.0, -1.0, -1.0]])
+    rollout, advantages = old - torch.tensor([0.1, 0.2, 0.3]), torch.tensor([[1.0, -1.0, 0.0], [2.0, 0.0, 0.0]])
+    spec = rc.Spec(rc.Weight.token(upper=1.15))
+    loss = rc.policy_loss(
+        new, advantages, **bundled_loss(old_logp=old, rollout_logp=rollout, spec=spec, **BY_SIGN)
+    ).metrics(by="advantage")
+    assert loss["advantage/positive/logratio_mean"] == pytest.approx(0.1)
+    assert loss["advantage/positive/weight_above_upper_fraction"] == 0.0
+    assert loss["advantage/negative/logratio_mean"] == pytest.approx(0.2)
+    assert loss["advantage/negative/weight_above_upper_fraction"] == 1.0
+    assert loss["advantage/zero/tokens"] == 3
+    own = rc.correct(old, rollout, **bundled(spec=spec, labels={"advantage": torch.tensor([0, 1])}, label_names=OWN))
+    assert own.metrics(by="advantage")["advantage/low/sequences"] == 1  # ids of one's own need no advantages
+
+
+OWN = {"advantage": ["low", "high"]}
+
+
+def test_signs_need_advantages_and_no_names():
+    x = torch.zeros(2, 3)
+    with pytest.raises(ValueError, match=r"labels\['advantage'\]: expected ids, or advantages= of the call"):
+        rc.correct(x, x, **bundled(**BY_SIGN))
+    with pytest.raises(ValueError, match=r"labels\['advantage'\]\.names: expected none without ids, got \['a'\]"):
+        rc.correct(x, x, advantages=x, **bundled(label_names={"advantage": ["a"]}))
 
 
 @pytest.mark.parametrize("spec", [rc.Spec(), rc.Spec(rc.Weight.token(lower=0.8, upper=1.12))])

@@ -259,6 +259,10 @@ def of_probabilities(spec, tokens):
         "js_divergence": mean([0.5 * (k3(x - m) + k3(-m)) for x, m in zip(d, middle, strict=True)]),
         "ratio_error_mean": mean([exp(abs(x)) for x in d]),
         "ratio_beyond_2_fraction": mean([float(abs(x) > math.log(2.0)) for x in d]),
+        **{
+            f"logratio_beyond_{tau}_fraction": mean([float(t.finite and abs(t.d) >= tau) for t in tokens])
+            for tau in (0.25, 1, 4)
+        },
     }
 
 
