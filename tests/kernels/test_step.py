@@ -125,6 +125,30 @@ class TestWeights:
         assert math.isfinite(found.metrics()["surrogate_ratio_max"]) and math.isfinite(found.metrics()["weight_max"])
         assert_one_pass(found, slope, *given.loss("torch", spec))
 
+    def test_what_else_a_batch_brings(self, weight):
+        """Factors of tokens, two external tensors, a mean of sequences, and a ratio to what sampled the tokens.
+
+        Then the correction's numerator is a tensor of its own, and its denominator is the loss's.
+        """
+        variant = STEP_VARIANTS["tis_packed"]
+        objective = replace(variant.objective, surrogate=rc.PPO(of="new/rollout"), mean=rc.Mean("sequence", "kept"))
+        given = step_batch(replace(variant, objective=objective), LENGTHS, 0)
+        place = torch.arange(given.new.shape[0])
+        external = {"first": place % 7 / 7, "second": place % 5 / 5}
+        given.batch = replace(given.batch, external=external, scale=place % 3 / 2)
+        spec = rc.Spec(
+            weight,
+            (
+                rc.Criterion("external", name="first", upper=0.8),
+                rc.Criterion("external", over="sequence", reduce="max", name="second", upper=0.7),
+            ),
+            rejected="both",
+        )
+        with shaped(MIDDLE), unchecked(), watched():
+            found, slope = given.loss("triton", spec)
+        assert type(found) is not rc.PolicyLoss and 0 < found.metrics()["sequences_trained"] < 4 and slope.any()
+        assert_one_pass(found, slope, *given.loss("torch", spec))
+
 
 def test_an_expanded_advantage_that_is_infinite_selects_no_sequence():
     """To a criterion it is one of tokens, of which the finite ones count; the loss may read it once a row."""
