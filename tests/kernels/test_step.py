@@ -14,6 +14,7 @@ from aot.step_variants import GEOMETRIC, REJECTION, STEP_VARIANTS, TIS, VETO
 from builders.kernel_cases import MIDDLE, NARROW, WIDE, shaped, unchecked, watched
 from builders.launches import counted_launches
 from builders.step_cases import assert_one_pass, compare_step, step_batch
+from rollout_corr.specs.terms import Objective
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -130,8 +131,10 @@ class TestWeights:
 
         Then the correction's numerator is a tensor of its own, and its denominator is the loss's.
         """
-        variant = STEP_VARIANTS["tis_packed"]
-        objective = replace(variant.objective, surrogate=rc.PPO(of="new/rollout"), mean=rc.Mean("sequence", "kept"))
+        # Its tokens are weighed behind the mask of rejection too: by what is not rejected for a NaN.
+        kl = rc.KL("k2", 0.1, scope="all", weight="weights") if weight.over == "sequence" else None
+        variant = STEP_VARIANTS["tis_packed" if kl is None else "tis_kl"]
+        objective = Objective(rc.PPO(of="new/rollout"), kl, mean=rc.Mean("sequence", "kept"))
         given = step_batch(replace(variant, objective=objective), LENGTHS, 0)
         place = torch.arange(given.new.shape[0])
         external = {"first": place % 7 / 7, "second": place % 5 / 5}
@@ -142,7 +145,6 @@ class TestWeights:
                 rc.Criterion("external", name="first", upper=0.8),
                 rc.Criterion("external", over="sequence", reduce="max", name="second", upper=0.7),
             ),
-            rejected="both",
         )
         with shaped(MIDDLE), unchecked(), watched():
             found, slope = given.loss("triton", spec)
