@@ -10,6 +10,24 @@ HERE = Path(__file__).resolve().parent
 VERSION_FILE = (HERE / "rollout_corr" / "_version.py").read_text(encoding="utf-8")
 (VERSION,) = re.findall(r'^__version__ = "([^"]+)"$', VERSION_FILE, re.MULTILINE)
 
+# The first sentence of README, the site and whatever else says what this is.
+SUMMARY = (
+    "Fused Triton kernels for rollout correction in LLM RL: "
+    "importance weights, rejection, metrics and policy loss in one pass"
+)
+# Who and where, for the owner to fill in: a name, two addresses with https://, OWNER/NAME on Hugging Face's Hub.
+# The metadata, the site and the Hub's files read these lines; while one is empty, none of them names anything.
+AUTHOR = ""
+REPOSITORY = ""
+DOCUMENTATION = ""
+HUB = ""
+URLS = {
+    "Repository": REPOSITORY,
+    "Documentation": DOCUMENTATION,
+    "Issues": REPOSITORY and f"{REPOSITORY}/issues",
+    "Changelog": REPOSITORY and f"{REPOSITORY}/blob/main/CHANGELOG.md",
+}
+
 # What examples/mismatch_rl.py shows and draws with.
 EXAMPLE = ["rich>=13", "numpy", "matplotlib>=3.8"]
 # What `rollout-corr check` reads .yaml files with.
@@ -37,12 +55,24 @@ DOCS = ["latex2mathml>=3.77", "mkdocs>=1.6", "mkdocs-material>=9.6", "mkdocstrin
 LINT = ["build>=1.2", "pytest-cov>=7", "ruff"]
 RELEASE = ["build>=1.2", "twine>=6.1"]
 
+
+def description() -> str:
+    """README; on an index its links lead to the repository, as there is no file beside it."""
+    text = (HERE / "README.md").read_text(encoding="utf-8")
+    if not REPOSITORY:
+        return text
+    text = re.sub(r"(!\[[^]]*\]\()(?!https:)", rf"\g<1>{REPOSITORY}/raw/main/", text)
+    return re.sub(r"(?<!!)(\[[^]]*\]\()(?!https:|#)", rf"\g<1>{REPOSITORY}/blob/main/", text)
+
+
 setup(
     name="rollout-corr",
     version=VERSION,
-    description="Rollout correction for LLM reinforcement learning: importance weights, rejection, metrics in one pass",
-    long_description=(HERE / "README.md").read_text(encoding="utf-8"),
+    description=SUMMARY,
+    long_description=description(),
     long_description_content_type="text/markdown",
+    author=AUTHOR or None,
+    project_urls={name: url for name, url in URLS.items() if url},
     license_expression="Apache-2.0",
     license_files=["LICENSE"],
     python_requires=">=3.10",
@@ -69,9 +99,16 @@ setup(
     entry_points={"console_scripts": ["rollout-corr = rollout_corr.cli.main:main"]},
     classifiers=[
         "Development Status :: 4 - Beta",
+        "Environment :: GPU",
+        "Intended Audience :: Developers",
         "Intended Audience :: Science/Research",
         "Operating System :: OS Independent",
         "Programming Language :: Python :: 3",
+        "Programming Language :: Python :: 3.10",
+        "Programming Language :: Python :: 3.11",
+        "Programming Language :: Python :: 3.12",
+        "Programming Language :: Python :: 3.13",
+        "Programming Language :: Python :: 3.14",
         "Topic :: Scientific/Engineering :: Artificial Intelligence",
         "Typing :: Typed",
     ],

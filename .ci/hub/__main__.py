@@ -8,6 +8,7 @@ other by relative names, and name operators after the package, which has the com
 from __future__ import annotations
 
 import argparse
+import ast
 import base64
 import hashlib
 import json
@@ -23,6 +24,8 @@ HERE = Path(__file__).parent
 BACKENDS = ("cpu", "cuda", "rocm")
 # What works at the command line is the wheel's.
 LEFT_OUT = ("__main__.py", "cli/", "testing.py")
+# In the card and, until the owner has filled in setup.py, in build.toml.
+NOBODY = "OWNER/NAME"
 
 BUILD = """[general]
 name = "{name}"
@@ -41,7 +44,8 @@ repo-id = "{repo}"
 def main() -> None:
     """Write the folder anew."""
     parser = argparse.ArgumentParser(prog="make hub", description=__doc__)
-    parser.add_argument("--repo", default="rollout-corr/rollout-corr", help="its name on the Hub")
+    repo = constant("HUB") or NOBODY
+    parser.add_argument("--repo", default=repo, help="its name on the Hub; %(default)s, from setup.py")
     args = parser.parse_args()
     dirty = "_dirty" if git("status", "--porcelain", "--", NAME, "kernels") else ""
     commit = git("rev-parse", "--short=7", "HEAD") + dirty
@@ -49,7 +53,9 @@ def main() -> None:
     version = int(re.findall(r'"(\d+)\.', Path(NAME, "_version.py").read_text("utf-8"))[0])
     shutil.rmtree(OUT, ignore_errors=True)
     OUT.mkdir(parents=True)
-    shutil.copy(HERE / "CARD.md", OUT / "CARD.md")
+    card = (HERE / "CARD.md").read_text(encoding="utf-8").replace(NOBODY, args.repo)
+    (OUT / "CARD.md").write_text(card, encoding="utf-8")
+    shutil.copytree(HERE / "benchmarks", OUT / "benchmarks")
     named = {"name": NAME.replace("_", "-"), "version": version}
     toml = BUILD.format(**named, backends=json.dumps(BACKENDS), repo=args.repo)
     (OUT / "build.toml").write_text(toml, encoding="utf-8")
@@ -67,6 +73,18 @@ def main() -> None:
         }
         (folder / "metadata.json").write_text(json.dumps(metadata, indent=2) + "\n", encoding="utf-8")
     print(f"{OUT}: {len(digests)} files for {', '.join(BACKENDS)}, version {version}, commit {commit}")
+    if args.repo == NOBODY:
+        print("to upload it, fill in HUB in setup.py and run `make hub` again")
+        return
+    print("to upload it, after `make hub` has ended without an error:")
+    print(f"  hf auth login && hf repo create {args.repo} --exist-ok")
+    print(f"  hf upload {args.repo} {OUT} . --commit-message 'rollout-corr {commit}'")
+
+
+def constant(name: str) -> str:
+    """A text that setup.py gives a name to."""
+    (value,) = re.findall(rf"^{name} = (.+)$", Path("setup.py").read_text(encoding="utf-8"), re.MULTILINE)
+    return ast.literal_eval(value)
 
 
 def git(*arguments: str) -> str:

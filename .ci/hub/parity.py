@@ -9,7 +9,8 @@ import torch
 
 import rollout_corr as ours
 
-REPO = "rollout-corr/rollout-corr"
+# Any name will do: the folder stands in for it.
+REPO = "local/rollout-corr"
 os.environ["LOCAL_KERNELS"] = f"{REPO}={Path('build', 'hub').resolve()}"
 
 

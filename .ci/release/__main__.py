@@ -23,6 +23,12 @@ import try_wheel
 
 OUT = Path("build", "release", "dist")
 
+NEXT = """
+To publish {version}, once `make release` has passed without --rehearse:
+  git tag v{version} && git push origin v{version}
+whose workflow, .github/workflows/publish.yml, builds the same files and uploads them; or, without the workflow:
+  python -m twine upload {files}"""
+
 
 def main() -> None:
     """Run the steps in order."""
@@ -45,6 +51,7 @@ def main() -> None:
         subprocess.run([sys.executable, *command, *files], check=True)
     if not try_wheel.everywhere(files[-1].resolve(), args.pythons, args.torch):
         sys.exit("not everything ran")
+    print(NEXT.format(version=version, files=" ".join(map(str, files))))
 
 
 def still_open(changelog: str, version: str) -> list[str]:

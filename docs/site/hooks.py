@@ -91,6 +91,8 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """Give headings the anchors that a forge gives them, so that a link fits both, and pages the version."""
     version = re.search(r'"(.+)"', (ROOT / "rollout_corr" / "_version.py").read_text(encoding="utf-8").splitlines()[-1])
     config.copyright = f"rollout-corr {version[1] if version else ''}"
+    repository = re.search(r'^REPOSITORY = "(.+)"$', (ROOT / "setup.py").read_text(encoding="utf-8"), re.MULTILINE)
+    config.repo_url = repository[1] if repository else None
     config.mdx_configs.setdefault("toc", {})["slugify"] = slugify(case="lower")
     return config
 

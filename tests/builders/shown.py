@@ -1,4 +1,4 @@
-"""Outputs that README and the notebook show, made again: `PYTHONPATH=tests python -m builders.shown` writes both."""
+"""What docs/mismatch.md and the notebook show, made again: `PYTHONPATH=tests python -m builders.shown` writes both."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from builders.planted_dumps import temperature
 from rollout_corr.cli.main import main
 
 ROOT = Path(__file__).resolve().parents[2]
-README = ROOT / "README.md"
+MISMATCH = ROOT / "docs" / "mismatch.md"
 NOTEBOOK = ROOT / "examples" / "ten_minutes.ipynb"
-# The part of README between the command and the end of the block.
+# The part of the page between the command and the end of the block.
 DOCTOR = re.compile(r"(?<=\$ rollout-corr doctor dump.jsonl\n).*?(?=```)", re.DOTALL)
 
 
@@ -49,8 +49,8 @@ def run_cells(notebook: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
 def write() -> None:
     """Write what both show."""
     os.environ["COLUMNS"] = "88"
-    page, words = README.read_text(encoding="utf-8"), doctors_words()
-    README.write_text(DOCTOR.sub(lambda _: words, page), encoding="utf-8")
+    page, words = MISMATCH.read_text(encoding="utf-8"), doctors_words()
+    MISMATCH.write_text(DOCTOR.sub(lambda _: words, page), encoding="utf-8")
     os.environ["COLUMNS"] = "80"
     notebook = json.loads(NOTEBOOK.read_text(encoding="utf-8"))
     for number, (cell, printed) in enumerate(run_cells(notebook), 1):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
@@ -10,7 +11,16 @@ import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 SETUP = (ROOT / "setup.py").read_text(encoding="utf-8")
+# Rows of README's table.
+COUNTED = "rollout-corr, one pass", "verl"
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+
+
+def constant(name: str) -> str:
+    """A text that setup.py gives a name to."""
+    assigned = [node for node in ast.parse(SETUP).body if isinstance(node, ast.Assign)]
+    (value,) = [node.value for node in assigned if getattr(node.targets[0], "id", None) == name]
+    return ast.literal_eval(value)
 
 
 def test_the_conda_recipe_asks_for_what_setup_asks_for():
@@ -20,7 +30,38 @@ def test_the_conda_recipe_asks_for_what_setup_asks_for():
     assert recipe["requirements"]["run"] == [f"python {python}", f"pytorch {torch}"]
     (command,) = re.findall(r'"console_scripts": \["(.+)"\]', SETUP)
     assert recipe["build"]["python"]["entry_points"] == [command]
-    assert f'description="{recipe["about"]["summary"]}"' in SETUP
+    assert recipe["about"]["summary"] == constant("SUMMARY")
+
+
+def test_everything_says_what_it_is_in_the_same_sentence():
+    """README and the first page of the site in their first sentence, the others where they have a summary."""
+    said = constant("SUMMARY")
+    for name in ("README.md", "docs/index.md", "SKILL.md"):
+        text = (ROOT / name).read_text(encoding="utf-8")
+        assert f"\n**{said}.**\n" in text.partition("\n## ")[0], name
+    site, cited = ((ROOT / name).read_text(encoding="utf-8") for name in ("docs/site/mkdocs.yml", "CITATION.cff"))
+    assert re.findall(r'^site_description: "(.+)"$', site, re.MULTILINE) == [said]
+    assert yaml.safe_load(cited)["abstract"] == said
+
+
+def test_the_first_screen_tells_the_counted_costs():
+    """Launches and bytes of a step in one pass, and of verl's, as in the table of README that is made of the counts."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    rows = {who: re.search(rf"^\| {who} \| (\d+) \| \d+ \| ([\d.]+) \|$", readme, re.MULTILINE) for who in COUNTED}
+    ours, verl = (rows[who].groups() for who in COUNTED)
+    told = f"{ours[0]} launches and {ours[1]} bytes a token, verl's {verl[0]} and {verl[1]}"
+    assert told in " ".join(readme.partition("\n## ")[0].split())
+
+
+def test_nobody_is_named_before_the_owner_is_known():
+    """And once known, wherever a page or a tool has to name a place, it comes from setup.py."""
+    if constant("REPOSITORY"):
+        assert constant("REPOSITORY").startswith("https://")
+    else:
+        security = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
+        assert "*Security* tab" not in security and "https://" not in security
+    hub, card = ((ROOT / ".ci" / "hub" / name).read_text(encoding="utf-8") for name in ("__main__.py", "CARD.md"))
+    assert 'constant("HUB")' in hub and 'get_kernel("OWNER/NAME"' in card
 
 
 def test_what_the_image_runs_at_its_end_passes():

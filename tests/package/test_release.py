@@ -86,6 +86,24 @@ def test_the_card_of_the_hub_runs(monkeypatch):
     assert given["out"].weights.tolist() == [1.0, 1.0, 1.0]
 
 
+def test_the_benchmark_of_the_hub_verifies_what_it_times(tool, monkeypatch):
+    """Each workload as the Hub's runner calls it."""
+    module = types.SimpleNamespace(Benchmark=type("Benchmark", (), {"device": "cpu"}))
+    monkeypatch.setitem(sys.modules, "kernels.benchmark", module)
+    one = tool("hub/benchmarks/benchmark.py").RolloutCorr()
+    one.kernel = rc
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(one.seed)
+        one.setup()
+    workloads = [name.partition("_")[2] for name in dir(one) if name.startswith("benchmark_")]
+    assert workloads == ["correct", "step"]
+    for name in workloads:
+        getattr(one, f"benchmark_{name}")()
+        wanted = getattr(one, f"verify_{name}")()
+        torch.testing.assert_close(one.out, wanted, rtol=1e-4, atol=1e-5)
+        assert wanted.std() > 0.01
+
+
 def test_what_the_hub_copies_imports_by_relative_names(tool):
     """Under another name, an absolute import would load the installed package, or nothing."""
     hub = tool("hub/__main__.py")

@@ -1,11 +1,11 @@
-"""README and the notebook show what is printed: doctor of a broken run, and each cell of the ten minutes."""
+"""docs/mismatch.md and the notebook show what is printed: doctor of a broken run, and each cell of the ten minutes."""
 
 from __future__ import annotations
 
 import json
 import re
 
-from builders.shown import DOCTOR, NOTEBOOK, README, doctors_words, run_cells
+from builders.shown import DOCTOR, MISMATCH, NOTEBOOK, doctors_words, run_cells
 
 REFRESH = "PYTHONPATH=tests python -m builders.shown"
 
@@ -15,9 +15,9 @@ def words(text: str) -> list[str]:
     return re.sub(r"\d[\d.,e+-]*", "0", text).split()
 
 
-def test_readme_shows_what_doctor_says(tmp_path, monkeypatch):
+def test_the_page_shows_what_doctor_says(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (shown,) = DOCTOR.findall(README.read_text(encoding="utf-8"))
+    (shown,) = DOCTOR.findall(MISMATCH.read_text(encoding="utf-8"))
     assert words(shown) == words(doctors_words()), REFRESH
 
 
