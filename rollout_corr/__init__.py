@@ -50,9 +50,6 @@ if TYPE_CHECKING:  # `__getattr__` below imports these when they are first used
     from .api.selection import selection as selection
     from .api.suggest import Suggestion as Suggestion
     from .api.suggest import suggest as suggest
-    from .api.thresholds import Thresholds as Thresholds
-    from .api.thresholds import ThresholdStatistics as ThresholdStatistics
-    from .api.thresholds import threshold_statistics as threshold_statistics
     from .api.warmup import warmup as warmup
     from .diagnose.calls import doctor as doctor
     from .diagnose.calls import report as report
@@ -70,10 +67,8 @@ if TYPE_CHECKING:  # `__getattr__` below imports these when they are first used
     from .frameworks.shared.names import RecipeName as RecipeName
     from .frameworks.shared.names import SpecName as SpecName
     from .metrics.statistics import PendingMetrics as PendingMetrics
-    from .specs.batch_losses import BAPO as BAPO
     from .specs.batch_losses import REAL as REAL
     from .specs.batch_losses import ClipCov as ClipCov
-    from .specs.batch_losses import EntropyClip as EntropyClip
     from .specs.batch_losses import KLCov as KLCov
     from .specs.bounds_of_batch import Bottom as Bottom
     from .specs.bounds_of_batch import KeepESS as KeepESS
@@ -110,16 +105,16 @@ if TYPE_CHECKING:  # `__getattr__` below imports these when they are first used
     from .specs.terms import SquaredLogRatio as SquaredLogRatio
 
 __all__ = [
-    "BAPO", "CISPO", "DPPO", "DRO", "GMPO", "GPG", "GSPO", "KL", "M2PO", "MIS", "OPSM", "PPO", "REAL", "REC", "SAPO",
+    "CISPO", "DPPO", "DRO", "GMPO", "GPG", "GSPO", "KL", "M2PO", "MIS", "OPSM", "PPO", "REAL", "REC", "SAPO",
     "TIS", "TOPR", "VESPO", "AveragePPO", "Backend", "Batch", "Bottom", "ClipCov", "ClipHigher", "ConfigProblem",
-    "Correction", "Criterion", "Diagnosis", "EntropyBonus", "EntropyClip", "Factors", "FilteredGroups", "Finding",
+    "Correction", "Criterion", "Diagnosis", "EntropyBonus", "Factors", "FilteredGroups", "Finding",
     "FrameworkName", "GSPOToken", "GeoRS", "Groups", "IcePop", "KLCov", "KPop", "KeepESS", "KeptMass", "Labels",
     "Loss", "Mean", "MeanBelow", "Outputs", "PendingCorrection", "PendingMetrics", "PolicyLoss", "Quantile", "Ranks",
     "Recipe", "RecipeName", "Reinforce", "Report", "RouteAgreement", "Score", "Selection", "Spec", "SpecName",
-    "SquaredLogRatio", "Statistics", "Suggestion", "ThresholdStatistics", "Thresholds", "TopK", "TurnIds", "Versions",
+    "SquaredLogRatio", "Statistics", "Suggestion", "TopK", "TurnIds", "Versions",
     "Weight", "backend_for", "check_config", "clear_caches", "correct", "correct_async", "doctor", "dump",
     "early_token_weights", "filter_groups", "future_kl_weights", "policy_loss", "proximal", "recipe", "recipe_names",
-    "report", "route_agreement", "selection", "spec", "spec_names", "suggest", "threshold_statistics", "warmup",
+    "report", "route_agreement", "selection", "spec", "spec_names", "suggest", "warmup",
 ]  # fmt: skip
 
 # The names that a module of the package is imported for, when one of them is first used.
@@ -131,7 +126,6 @@ _IMPORTED_WHEN_USED = {
     "api.routes": "RouteAgreement route_agreement",
     "api.selection": "Selection selection",
     "api.suggest": "Suggestion suggest",
-    "api.thresholds": "ThresholdStatistics Thresholds threshold_statistics",
     "api.warmup": "warmup",
     "diagnose.calls": "doctor report",
     "diagnose.doctor.cause": "Finding",
@@ -140,7 +134,7 @@ _IMPORTED_WHEN_USED = {
     "frameworks.shared.lookup": "Recipe recipe recipe_names spec spec_names",
     "frameworks.shared.names": "FrameworkName RecipeName SpecName",
     "metrics.statistics": "PendingMetrics",
-    "specs.batch_losses": "BAPO ClipCov EntropyClip KLCov REAL",
+    "specs.batch_losses": "ClipCov KLCov REAL",
     "specs.bounds_of_batch": "Bottom KeepESS MeanBelow Quantile TopK",
     "specs.loss": "Loss",
     "specs.published": "CISPO ClipHigher GSPOToken GeoRS IcePop KPop M2PO MIS OPSM TIS",

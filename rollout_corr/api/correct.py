@@ -26,8 +26,6 @@ from .outputs import Outputs, take_outputs
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from ..backends.bounds_of_batch import Thresholds
-
 
 @dataclass(frozen=True, eq=False)
 class Correction(HasStatistics, Generic[L_co, W_co]):
@@ -80,7 +78,7 @@ def correct(
     rollout_logp: LogProbs,
     batch: Batch | None = None,
     *,
-    spec: Spec | Thresholds,
+    spec: Spec,
     **more: Unpack[CorrectOptions],
 ) -> Correction[L, L]: ...
 @overload
@@ -95,7 +93,7 @@ def correct(
     *,
     mask: LogProbs | None = None,
     cu_seqlens: Tensor | None = None,
-    spec: Spec | Thresholds = Spec(),  # noqa: B008  (frozen)
+    spec: Spec = Spec(),  # noqa: B008  (frozen)
     advantages: LogProbs | None = None,
     out: Outputs | None = None,
     backend: BackendName = "auto",
@@ -112,9 +110,8 @@ def correct(
         batch: Everything else about the tokens, as `Batch`: mask, offsets, turns, versions, labels, groups, ranks.
         mask: Short for `Batch(mask=...)`: non-zero is valid, same layout; None: every token is valid.
         cu_seqlens: The offsets of packed sequences, short for `Batch(cu_seqlens=...)`: [S + 1] int32 or int64.
-        spec: Weights, criteria and options; `Spec()` measures and changes nothing. Or `Thresholds`: a Spec whose bounds
-            several calls decided together (`threshold_statistics`). Bounds of a Spec that the batch decides are
-            otherwise of this call.
+        spec: Weights, criteria and options; `Spec()` measures and changes nothing. Bounds that the batch decides are of
+            this call, and of all ranks of `Ranks.batch`.
         advantages: Per token (same layout) or per sequence ([S] or [S, 1]); needed by criteria with `when`.
         out: Tensors to write the weights and the mask to, which the `Correction` then holds; every call overwrites
             them. Not for lists, nested tensors and inside torch.compile. See docs/batches.md.
@@ -129,21 +126,15 @@ def correct(
         TypeError: An argument of the wrong type.
     """
     tokens = batch_given(batch, mask, cu_seqlens)
-    of, thresholds = spec_given(spec, tokens)
-    given = Given(train_logp, rollout_logp, tokens, of, advantages, backend, out, thresholds)
+    given = Given(train_logp, rollout_logp, tokens, spec_given(spec, tokens), advantages, backend, out)
     opened, run = read_request(given)
     return _given_back(opened, run_correction(opened, run, backend, tokens.ranks), out)
 
 
-def spec_given(spec: object, batch: Batch, wanted: str = "a Spec") -> tuple[Spec, Thresholds | None]:
-    """Take Thresholds apart into the Spec and its known bounds; ranks that compare their calls hear of an error."""
+def spec_given(spec: object, batch: Batch, wanted: str = "a Spec") -> Spec:
+    """Refuse everything but a Spec; ranks that compare their calls hear of the error."""
     if isinstance(spec, Spec):
-        return spec, None
-    if type(spec).__name__ == "Thresholds":
-        from ..backends.bounds_of_batch import Thresholds
-
-        if isinstance(spec, Thresholds):
-            return spec.spec, spec
+        return spec
     raise batch.told(no_spec(spec, wanted))
 
 
@@ -176,7 +167,7 @@ def correct_async(
     rollout_logp: LogProbs,
     batch: Batch | None = None,
     *,
-    spec: Spec | Thresholds,
+    spec: Spec,
     **more: Unpack[CorrectOptions],
 ) -> PendingCorrection[L, L]: ...
 @overload
@@ -191,7 +182,7 @@ def correct_async(
     *,
     mask: LogProbs | None = None,
     cu_seqlens: Tensor | None = None,
-    spec: Spec | Thresholds = Spec(),  # noqa: B008  (frozen)
+    spec: Spec = Spec(),  # noqa: B008  (frozen)
     advantages: LogProbs | None = None,
     out: Outputs | None = None,
     backend: BackendName = "auto",
@@ -202,8 +193,7 @@ def correct_async(
     change before `result()`, which is to be called on every rank.
     """
     tokens = batch_given(batch, mask, cu_seqlens)
-    of, thresholds = spec_given(spec, tokens)
-    given = Given(train_logp, rollout_logp, tokens, of, advantages, backend, out, thresholds)
+    given = Given(train_logp, rollout_logp, tokens, spec_given(spec, tokens), advantages, backend, out)
     opened, run = read_request(given)
     done, complete = start_correction(opened, run, backend, tokens.ranks)
     return PendingCorrection(done, lambda: _given_back(opened, complete(), out))

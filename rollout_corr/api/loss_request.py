@@ -233,8 +233,6 @@ class LossRequest:
         beyond = "a loss with ranks.sequence" if split else beyond_kernels(surrogate, scaled)
         if given.backend == "triton" and beyond is not None:
             raise ValueError(f"backend: expected 'auto' or 'torch', got 'triton': {beyond}")
-        if traits.reads_entropy and self.entropy is None:
-            raise ValueError(f"entropy: expected a value for the surrogate {surrogate!r}, got None")
         if traits.sees == "groups":
             wants = wanted_by(spec, surrogate)
             tensors.batch.groups = groups_of(of, wants, tensors.batch)

@@ -37,8 +37,6 @@ from .loss_request import LossRequest, read_ids, read_ready, read_scales, read_t
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from ..backends.bounds_of_batch import Thresholds
-
 
 @dataclass(frozen=True, eq=False)
 class PolicyLoss(HasStatistics, Generic[L_co, W_co]):
@@ -124,7 +122,7 @@ def policy_loss(
     batch: Batch | None = None,
     loss: Loss = ...,
     *,
-    spec: Spec | Thresholds,
+    spec: Spec,
     **more: Unpack[LossOptions],
 ) -> PolicyLoss[L, L]: ...
 @overload
@@ -150,7 +148,7 @@ def policy_loss(
     rollout_logp: LogProbs | None = None,
     ref_logp: LogProbs | None = None,
     correction: Correction | Factors | None = None,
-    spec: Spec | Thresholds | None = None,
+    spec: Spec | None = None,
     backend: BackendName = "auto",
 ) -> PolicyLoss:
     """The policy loss of a batch, ready for `out.value.backward()`.
@@ -179,8 +177,7 @@ def policy_loss(
             `Factors`, weights and a mask from elsewhere.
         spec: In its place, correct in the same call, from old/rollout, or from new/rollout in bypass mode; with most
             Specs the kernels do so in the one pass over the tokens that the loss takes (docs/kernels.md). Criteria
-            with of="new/rollout" and of="new/old" work here. `Thresholds` as for `correct`: of old_logp, in bypass mode
-            of new_logp, and rollout_logp.
+            with of="new/rollout" and of="new/old" work here.
         backend: "auto", "triton" or "torch". An explicit choice never falls back.
 
     Returns:
@@ -194,8 +191,8 @@ def policy_loss(
     tokens = batch_given(batch, mask, cu_seqlens)
     if not isinstance(loss, Loss):
         raise tokens.told(no_loss(loss))
-    of, thresholds = (None, None) if spec is None else spec_given(spec, tokens, "a Spec or None")
-    given = Given(new_logp, rollout_logp, tokens, of, advantages, backend, None, thresholds)
+    of = None if spec is None else spec_given(spec, tokens, "a Spec or None")
+    given = Given(new_logp, rollout_logp, tokens, of, advantages, backend)
     ranks, validate = tokens.ranks, tokens.validate
     if ranks is not THIS_RANK:
         ranks.check()
@@ -271,8 +268,6 @@ def _run(request: LossRequest, corrected: tuple[OpenBatch, Spec] | None) -> Poli
             return _run_step(request, task, *corrected, remarks)
         inner = _correct_inside(request, *corrected)
         task.weights, task.trains = inner.factors, inner.trains
-    if request.entropy is not None and wanted.surrogate.traits.reads_entropy:
-        task.entropy = request.entropy.detach()
     if wanted.surrogate.sees_batch:
         task.decided = _decided_by_batch(request, task)
     kl = wanted.kl

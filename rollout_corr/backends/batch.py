@@ -26,7 +26,7 @@ from ..specs.operands import ReadVersions
 from .layouts import Layout, LogProbs, dtype_of, name_of, shape_of
 
 if TYPE_CHECKING:
-    from .search import KnownBounds
+    from .known_bounds import KnownBounds
 
 CPU, STRIDED = torch.device("cpu"), torch.strided
 LOGP_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -90,7 +90,7 @@ class OpenBatch:
     mask_out: Tensor | None = None
     labels: tuple[Labeled, ...] = ()
     groups: SequenceGroups | None = None
-    bounds: KnownBounds | None = None  # those that the batch decides; None: nobody has looked for them
+    bounds: KnownBounds | None = None  # those found for this batch, or None
     _outside: tuple[int, int] | None = None
 
     @property

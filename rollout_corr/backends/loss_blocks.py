@@ -245,9 +245,7 @@ def see_batch(task: LossTask, ids: Tensor, ranks: Ranks) -> Decided:
     batch = task.batch
     sequences, valid = whole.sequences_of(batch)
     found = loss.read(_operands(task, batch.train, sequences, valid), task.objective)
-    seen = sees_batch.WholeBatch(batch, found, ids, ranks.sum)
-    seen.entropy = None if task.entropy is None else task.entropy.to(batch.dtype)
-    return task.objective.surrogate.see_batch(seen)
+    return task.objective.surrogate.see_batch(sees_batch.WholeBatch(batch, found, ids, ranks))
 
 
 @torch.no_grad()

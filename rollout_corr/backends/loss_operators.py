@@ -161,7 +161,7 @@ def results_of_torch(operands: LossOperands, objective: Objective) -> first_call
     batch.advantages, batch.per_sequence, batch.turns = cast["advantages"], operands.per_sequence, operands.turns
     decided = None
     if operands.chosen is not None:
-        decided = Decided((operands.chosen,), (), dict.fromkeys(objective.surrogate.traits.sums, new.new_zeros(())))
+        decided = Decided((operands.chosen,), dict.fromkeys(objective.surrogate.traits.sums, new.new_zeros(())))
     log_mass, over_rows = operands.log_mass, objective.mean.over == "rows"
     task = LossTask(
         new,

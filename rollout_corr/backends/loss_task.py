@@ -34,7 +34,6 @@ class LossTask:
     mass: KeptMass | None = None  # that truncated sampling kept, where `base` is the rollout's
     scales: Tensor | None = None  # factors of all that a token adds to the loss
     decided: Decided | None = None  # what the surrogate found in the whole batch; None: it does not look
-    entropy: Tensor | None = None  # of each token, for a surrogate that reads it
     before: tuple[Tensor, int] | None = None  # statistics of a correction to join, and how many are sums
 
 
@@ -58,7 +57,6 @@ def beyond_kernels(surrogate: Surrogate, scaled: bool) -> str | None:
         return f"{surrogate!r} has a formula of its own, which runs on plain torch"
     if surrogate.ratio_level in ("average", "geometric_average"):
         return f"{surrogate!r} takes an average of two ratios, which runs on plain torch"
-    if surrogate.sees_batch and not surrogate.traits.chooses_tokens:
-        units = "groups of sequences" if surrogate.traits.sees == "groups" else "the batch for bounds"
-        return f"{surrogate!r} looks at {units}, which runs on plain torch"
+    if surrogate.traits.sees == "groups":
+        return f"{surrogate!r} looks at groups of sequences, which runs on plain torch"
     return f"{surrogate!r} with scale runs on plain torch" if scaled and surrogate.traits.one_loss else None

@@ -120,6 +120,15 @@ class Ranks(NamedTuple):
         what = "ranks.batch: the largest of each group"
         return collectives.all_reduce(x.clone(), self.batch, what, dist.ReduceOp.MAX)
 
+    def gathered(self, *columns: Tensor) -> list[Tensor]:
+        """Values of all ranks of `Ranks.batch`, one rank after the other; columns, [n] each, are of one length.
+
+        The host waits for the lengths.
+        """
+        from ..metrics import collectives
+
+        return collectives.gathered(columns, self.batch, "ranks.batch: the values that decide a bound")
+
     # --- the comparison of calls ---
 
     def compare(self, claims: Claims) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -29,9 +29,6 @@ from .sequence_groups import read_groups, wanted_by
 from .staleness import read_versions
 from .turns import read_turns
 
-if TYPE_CHECKING:
-    from .bounds_of_batch import Thresholds
-
 # The sides whose log-probs may be over the set that truncated sampling kept.
 SIDES = ("rollout", "train")
 
@@ -42,7 +39,7 @@ LARGEST_LOG_MASS = 0.01
 class Given(NamedTuple):
     """The arguments of `correct`, and those that `policy_loss` shares with it: there train_logp is new_logp.
 
-    `spec` is None where nothing is corrected; `thresholds` are the bounds that several calls decided together, or None.
+    `spec` is None where nothing is corrected.
     """
 
     train_logp: LogProbs
@@ -52,7 +49,6 @@ class Given(NamedTuple):
     advantages: LogProbs | None = None
     backend: str = "auto"
     out: Any = None
-    thresholds: Thresholds | None = None
 
 
 def reader(leader: str, logp: LogProbs, given: Batch) -> Reader:
@@ -122,7 +118,7 @@ def read_batch(given: Given) -> OpenBatch:
 
 
 def read_beside(read: Reader, batch: OpenBatch, given: Given, spec: Spec) -> None:
-    """Read into a batch the bounds that are known and every input, apart from log-probs, that a correction uses."""
+    """Read into a batch every input, apart from log-probs, that a correction uses."""
     of, leader, packed = given.batch, given.train_logp, batch.offsets is not None
     ranks = of.ranks
     if spec.criteria or of.external is not None:
@@ -151,13 +147,6 @@ def read_beside(read: Reader, batch: OpenBatch, given: Given, spec: Spec) -> Non
                 ranks.check_per_sequence(f"labels[{labels.name!r}]", ids, leader, packed)
     if of.groups is not None or spec.needs_groups:
         batch.groups = groups_of(of, wanted_by(spec), batch)
-    if given.thresholds is not None:
-        from .bounds_of_batch import completed
-
-        thresholds = completed(given.thresholds)
-        thresholds.check_groups(batch.groups)
-        thresholds.check_dtype(batch.dtype)
-        batch.bounds = thresholds
 
 
 def check_mask(batch: OpenBatch) -> None:

@@ -21,7 +21,7 @@ from .choose import chosen, chosen_backend
 from .ranks import Ranks
 
 if TYPE_CHECKING:
-    from ..definition.bounds_of_batch import BoundsOfBatch
+    from .known_bounds import KnownBounds
 
 
 # A row of this many tokens at one end, all of one log-prob on both sides, is taken for padded.
@@ -78,10 +78,10 @@ def run_correction(batch: OpenBatch, spec: Spec, backend: str, groups: Ranks) ->
         # Nothing of it is known to autograd.
         return _finished(CORRECTIONS[name](batch, undivided), batch, spec, groups)
     with torch.no_grad():
-        if spec.asks_batch and batch.bounds is None:
+        if spec.asks_batch:
             from .bounds_of_batch import find_bounds
 
-            batch.bounds = find_bounds(batch, undivided, groups.sum)
+            batch.bounds = find_bounds(batch, undivided, groups)
         return _finished(CORRECTIONS[name](batch, undivided), batch, spec, groups)
 
 
@@ -160,13 +160,10 @@ def count_padded(statistics: Statistics, batch: OpenBatch, spec: Spec) -> Statis
     return replace(statistics, vector=counted)
 
 
-def _with_bounds(statistics: Statistics, bounds: BoundsOfBatch, spec: Spec) -> Statistics:
+def _with_bounds(statistics: Statistics, bounds: KnownBounds, spec: Spec) -> Statistics:
     """Append the bounds that were found."""
     from .bounds_of_batch import bounds_by_place
-    from .search import KnownBounds
 
-    if not isinstance(bounds, KnownBounds):
-        return statistics
     places, found = bounds_by_place(spec, bounds)
     return statistics.beside(Extra(bounds=places), *extra.bounds_of(found))
 

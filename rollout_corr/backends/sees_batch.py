@@ -1,18 +1,18 @@
 """The whole batch, and its groups of sequences, as a surrogate sees them before the first token has a loss.
 
-All of it is plain torch on any device. What a surrogate decides is decided by integers: sums on a grid, and selections
-by `search.py`. So the packing, the order of tokens and sequences and the ranks that hold them change no bit of it. No
-value is read.
+All of it is plain torch on any device. A surrogate decides by sums of integers on a grid and by a sort. So the packing,
+the order of tokens and sequences and the ranks that hold them change no bit of it. No value is read on the host, apart
+from lengths over ranks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
+from ..definition.bounds_of_batch import by_sort
 from ..definition.loss import Read
 from ..definition.sequences import Sequences
 from ..definition.tokens import GRID_OF_FRACTION, LARGEST_STATISTIC
@@ -20,7 +20,6 @@ from ..specs.bounds_of_batch import Before, Counting, Side
 from ..specs.surrogate import LossTokens
 from . import whole
 from .batch import OpenBatch, SequenceGroups
-from .search import begin, values_of
 
 if TYPE_CHECKING:
     from .ranks import Ranks
@@ -34,8 +33,6 @@ FRACTION = 38
 
 # Exponentials are at most 1 and multiples of 1 / GRID_OF_GROUPS: room for 2^21 sequences of a group.
 GRID_OF_GROUPS = 2.0**42
-
-AddUp = Callable[[Tensor], Tensor]
 
 
 def mixed(x: Tensor) -> Tensor:
@@ -55,9 +52,7 @@ def uniform(seed: int, sequence: Tensor, place: Tensor) -> Tensor:
 
 
 class AsMany(Counting):
-    """A rule that keeps so many values, a number that lies on the device; its bound is a value, also the last one."""
-
-    OPENS = False
+    """A rule that keeps so many values, a number that lies on the device."""
 
     def __init__(self, count: Tensor) -> None:
         self._count = count
@@ -72,36 +67,25 @@ class AsMany(Counting):
 class WholeBatch:
     """A batch as a surrogate sees it: `SeenBatch` of specs/surrogate.py.
 
-    `ids`, [S] int64, are the numbers of its sequences; `add_up` adds int64 up over the ranks that share it.
+    `ids`, [S] int64, are the numbers of its sequences; `ranks` share it.
     """
 
-    def __init__(self, batch: OpenBatch, found: Read, ids: Tensor, add_up: AddUp) -> None:
+    def __init__(self, batch: OpenBatch, found: Read, ids: Tensor, ranks: Ranks) -> None:
         self.tokens: LossTokens = found.tokens
         counted = found.counted
         self.trains = torch.ones_like(found.x, dtype=torch.bool) if counted is None else counted
-        self.entropy: Tensor | None = None
-        self._batch, self._ids, self._add_up = batch, ids, add_up
+        self._batch, self._ids, self._ranks = batch, ids, ranks
         self._count = torch.count_nonzero(self.trains)
 
     def count(self) -> Tensor:
-        return self._add_up(self._count).double()
-
-    def count_of(self, which: Tensor) -> Tensor:
-        return self._add_up(torch.count_nonzero(which)).double()
-
-    def numbered(self, x: Tensor, among: Tensor, place: Tensor) -> Tensor:
-        return self._bound("upper", x, among, place)
+        return self._ranks.sum(self._count).double()
 
     def mean(self, x: Tensor) -> Tensor:
         here = [limb.sum() for limb in self._limbs(x)]
-        whole, fraction, count = self._add_up(torch.stack([*here, self._count])).unbind()
+        whole, fraction, count = self._ranks.sum(torch.stack([*here, self._count])).unbind()
         # Between 0 and 1 the fraction is exact, however the sum was made.
         whole, fraction = whole + (fraction >> FRACTION), fraction & (2**FRACTION - 1)
         return ((whole.double() + fraction.double() / GRID_OF_FRACTION) / count.clamp(min=1)).to(x.dtype)
-
-    def sums(self, x: Tensor, place: Tensor, places: int) -> tuple[Tensor, Tensor]:
-        here = self._totals(x, place, places)
-        return numbers_of(here), numbers_of(self._add_up(here.flatten()).view(here.shape))
 
     def largest(self, x: Tensor, among: Tensor, count: Tensor) -> Tensor:
         return among & (x >= self._bound("lower", x, among, count))
@@ -114,33 +98,17 @@ class WholeBatch:
         return among & (numbers <= self._bound("upper", numbers, among, count))
 
     def _bound(self, side: Side, x: Tensor, among: Tensor, count: Tensor) -> Tensor:
-        """Find the last value that is chosen."""
-        search, values = begin(AsMany(count), side, x.dtype, x.device), values_of(side, x, among)
-        while not search.over():
-            values = search.left(values)
-            table = search.table(values)
-            search = search.narrowed(self._add_up(table.flatten()).view(table.shape))
-        return search.bound()
-
-    def _totals(self, x: Tensor, place: Tensor, places: int) -> Tensor:
-        """[K, 2, places] int64: whole parts, and fractions on a grid."""
-        index, tables = place.reshape(-1), []
-        for each in x:
-            for limb in self._limbs(each):
-                table = torch.zeros(places, dtype=torch.int64, device=index.device)
-                tables.append(table.index_add_(0, index, limb.reshape(-1)))
-        return torch.stack(tables).view(-1, 2, places)
+        """Find the last value that is chosen; infinite where all are."""
+        values = torch.where(among, x, torch.nan).reshape(-1)
+        if self._ranks.batch is not None:
+            (values,) = self._ranks.gathered(values)
+        return by_sort(AsMany(count), side, values)
 
     def _limbs(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The whole part of each token that trains, and its fraction on a grid; int64."""
         x = torch.where(self.trains, x, 0.0).nan_to_num(0.0).clamp(-LARGEST_STATISTIC, LARGEST_STATISTIC).double()
         part = x.trunc()
         return part.long(), ((x - part) * GRID_OF_FRACTION).round().long()
-
-
-def numbers_of(totals: Tensor) -> Tensor:
-    """[K, places] float64 from whole parts and fractions."""
-    return totals[:, 0].double() + totals[:, 1].double() / GRID_OF_FRACTION
 
 
 class Facts(NamedTuple):

@@ -58,7 +58,7 @@ def settles(spec: Spec, objective: Objective, rejected: str) -> bool:
 
 def fits(task: LossTask, correction: OpenBatch) -> bool:
     """Return whether a call is one that the kernels run in one pass, apart from its Spec and its objective."""
-    extras = correction.turns, correction.entropy, correction.bounds, task.entropy, task.decided
+    extras = correction.turns, correction.entropy, correction.bounds, task.decided
     if correction.labels or correction.has_ages or any(x is not None for x in extras):
         return False
     tensors = task.new, task.base, task.ref, task.advantages, correction.train, correction.rollout, correction.mask

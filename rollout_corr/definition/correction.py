@@ -35,7 +35,7 @@ from ..specs.criterion import AGE, Criterion
 from ..specs.thresholds import threshold_of
 from . import prefix
 from .bounds import grown, within
-from .bounds_of_batch import BoundsOfBatch, Sorted, beyond
+from .bounds_of_batch import BoundsOfBatch, beyond
 from .sequences import Sequences
 from .tokens import LARGEST_D, Tokens, binary_kl, k3, probability, select, sum_of_d, sum_of_statistic
 
@@ -259,7 +259,7 @@ class Asked(NamedTuple):
     spec: Spec
     advantages: Advantages | None  # for criteria with `when`
     external: Mapping[str, Tensor]  # for criteria with stat="external", by name
-    bounds: BoundsOfBatch  # gives the bounds that the batch decides
+    bounds: BoundsOfBatch | None  # gives the bounds that the batch decides
     groups: Tensor | None  # [S] int64, the group of each sequence, where groups decide
 
     def beyond(self, criterion: Criterion, tokens: Tokens, value: Tensor, chosen: Tensor | None) -> Tensor:
@@ -269,6 +269,7 @@ class Asked(NamedTuple):
             groups = tokens.turns.of_sequences.spread(groups)
         elif groups is not None and criterion.per_token:
             groups = tokens.sequences.spread(groups).expand(value.shape)
+        assert self.bounds is not None
         return beyond(value, self.bounds.of(criterion, value, chosen, groups))
 
 
@@ -291,10 +292,10 @@ def decide(
         advantages: For criteria with `when`.
         external: For criteria with stat="external".
         others: The tokens under other pairs of policies, by `Criterion.of`.
-        bounds: Gives the bounds that the batch decides; None: these sequences are the batch.
+        bounds: Gives the bounds that the batch decides, where the Spec has such.
         groups: [S] int64, the group of each sequence, where groups decide bounds.
     """
-    others, asked = others or {}, Asked(spec, advantages, external, bounds or Sorted(), groups)
+    others, asked = others or {}, Asked(spec, advantages, external, bounds, groups)
     every = [tokens, *others.values()]
     keep = torch.ones(tokens.sequences.count, dtype=torch.bool, device=tokens.d.device)
     decision = Decision(keep, None, tokens.measured, None, n_measured, n_measured)

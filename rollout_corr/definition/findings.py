@@ -35,7 +35,7 @@ class Operands(NamedTuple):
     pairs: Mapping[str, tuple[Tensor, Tensor]] | None = None  # other policies, by `Criterion.of`
     mass: KeptMass | None = None  # between a policy of the trainer and the rollout's, so not in new/old
     turns: Turns | None = None  # where the Spec measures them
-    bounds: BoundsOfBatch | None = None  # gives the bounds that the batch decides; None: these sequences are the batch
+    bounds: BoundsOfBatch | None = None  # gives the bounds that the batch decides, where the Spec has such
     groups: Tensor | None = None  # [S] int64, the group of each sequence, where groups decide bounds
     reader: Reader = read_tokens  # reads the tokens
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -65,15 +65,6 @@ def under(x: Tensor, bound: float) -> Tensor:
     """Bool per token: e^x is below a bound, decided in log space. NaN is not."""
     cut = log_of(bound)
     return x < (float32_at_least(cut) if x.dtype == torch.float32 else cut)
-
-
-def log_bounds(bounds: tuple[float, ...], side: Literal["lower", "upper"], like: Tensor) -> Tensor:
-    """Bounds of a ratio as log-ratios of the dtype and device of `like` are compared with: as `under`, as `over`."""
-    exact = [log_of(bound) for bound in bounds]
-    if like.dtype == torch.float32:
-        exact = [(float32_at_least if side == "lower" else float32_at_most)(cut) for cut in exact]
-    # Filled, because a copy from the host would wait for the device.
-    return torch.stack([like.new_full((), cut) for cut in exact])
 
 
 def saturated(x: Tensor) -> Tensor:
@@ -204,7 +195,7 @@ class TokensThatTrain:
             self.decided = given.decided
         self.clamped = self.limited(surrogate.log_ratio(self), surrogate.clamp)
 
-    decided = Decided((), (), {})
+    decided = Decided((), {})
     over = staticmethod(over)
     under = staticmethod(under)
     saturated = staticmethod(saturated)
@@ -213,9 +204,6 @@ class TokensThatTrain:
 
     def outside(self, x: Tensor, lower: float | None, upper: float | None) -> tuple[Tensor, Tensor]:
         return outside(x, log_bound(lower), log_bound(upper))
-
-    def log_bounds(self, bounds: tuple[float, ...], side: Literal["lower", "upper"]) -> Tensor:
-        return log_bounds(bounds, side, self.x)
 
     def mean(self, x: Tensor) -> Tensor:
         return mean_of_d(x, self._units, self._n, self._propagate)

@@ -11,7 +11,7 @@ from torch import Tensor
 from ..specs.correction import Spec, Weight
 from . import prefix
 from .bounds import WeightBounds, after_bounds, bounds_in_numbers, with_found
-from .bounds_of_batch import BoundsOfBatch, Sorted
+from .bounds_of_batch import BoundsOfBatch
 from .correction import Decision, total_of_d
 from .tokens import Tokens, k3, select
 
@@ -57,10 +57,10 @@ class Weighing:
         return self._known["bounded"]
 
 
-def weigh(tokens: Tokens, decision: Decision, spec: Spec, given: BoundsOfBatch | None = None) -> Weighing | None:
+def weigh(tokens: Tokens, decision: Decision, spec: Spec, found: BoundsOfBatch | None = None) -> Weighing | None:
     """The weight before batch normalization and before anything is zeroed; None without `Spec.weight`.
 
-    Without bounds that are `given` these sequences are the batch that decides them.
+    `found` gives the bounds that the batch decides, where the weight has such.
     """
     weight = spec.weight
     if weight is None:
@@ -68,7 +68,8 @@ def weigh(tokens: Tokens, decision: Decision, spec: Spec, given: BoundsOfBatch |
     ratios = ratios_of(weight, tokens, decision, spec)
     bounds = bounds_in_numbers(weight.low, weight.high)
     if weight.rules:
-        bounds = with_found(weight, *(given or Sorted()).of_weight(weight, ratios.log, ratios.among))
+        assert found is not None
+        bounds = with_found(weight, *found.of_weight(weight, ratios.log, ratios.among))
     return Weighing(weight, ratios, bounds)
 
 

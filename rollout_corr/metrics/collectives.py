@@ -210,6 +210,20 @@ def difference(every: Sequence[Mapping[str, str]], ranks: Sequence[int]) -> str:
     return f"expected the same call on every rank, got {said}{more}"
 
 
+def gathered(columns: Sequence[Tensor], group: Any, what: str) -> list[Tensor]:
+    """The values of all ranks, one rank after the other; columns, [n] each, are of one length on a rank."""
+    count = columns[0].shape[0]
+    own = torch.tensor([count], dtype=torch.int64, device="cpu")
+    lengths, rank = _every(own, group, what)[:, 0].tolist(), dist.get_rank(group)
+    found = []
+    for column in columns:
+        every = column.new_zeros(len(lengths), max(lengths))
+        every[rank, :count] = column
+        rows = all_reduce(every, group, what)
+        found.append(torch.cat([row[:length] for row, length in zip(rows, lengths, strict=True)]))
+    return found
+
+
 def _every(own: Tensor, group: Any, what: str) -> Tensor:
     """[ranks, ...] on the CPU: every rank's tensor, over a device that the group carries, whatever the batch is on."""
     devices = devices_of(group)

@@ -76,17 +76,6 @@ OF_BATCH = {
     "group_contrast": Metric("sequence_group_contrast_fraction",
                              "sequences whose group has some with A > 0 and others", "fraction",
                              Over("sequences with a token that trains", "loss_sequences"), "-", mean("group_contrast")),
-    "entropy_clip_low": Metric("entropy_clip_low_mean", "mean distance of EntropyClip's lower bounds from 1", "ratio",
-                               TRAINED, ">= low", mean("entropy_clip_low")),
-    "entropy_clip_high": Metric("entropy_clip_high_mean", "mean distance of EntropyClip's upper bounds from 1", "ratio",
-                                TRAINED, ">= high", mean("entropy_clip_high")),
-    "bapo_lower": Metric("bapo_lower_mean", "mean lower bound of the ratio that BAPO found", "ratio",
-                         Over("calls", "bapo_calls"), "-", mean("bapo_lower")),
-    "bapo_upper": Metric("bapo_upper_mean", "mean upper bound of the ratio that BAPO found", "ratio",
-                         Over("calls", "bapo_calls"), "-", mean("bapo_upper")),
-    "bapo_positive": Metric("bapo_positive_fraction", "share of the loss that A > 0 carries at BAPO's bounds",
-                            "fraction", TRAINED, ">= the share",
-                            lambda v, n: ratio_of(v["bapo_positive"], v["bapo_positive"] + v["bapo_negative"])),
 }
 # fmt: on
 

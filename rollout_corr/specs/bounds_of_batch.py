@@ -2,7 +2,7 @@
 
 Values are put in order from the end that a bound keeps: ascending for `upper`, descending for `lower`. A rule looks at
 the values before a place of this order and says whether the bound may lie further on. Equal values share their fate.
-`definition/bounds_of_batch.py` says what that means with a sort, `backends/search.py` finds it without one.
+`definition/bounds_of_batch.py` says what that means.
 """
 
 from __future__ import annotations
@@ -83,8 +83,6 @@ class Counting(OfBatch):
 
     # The value at which a rule stops is kept. Where it is not, the first value of all is kept nevertheless.
     KEEPS_LAST: ClassVar[bool] = True
-    # Where nothing lies beyond the bound, the side is open.
-    OPENS: ClassVar[bool] = True
 
     @abstractmethod
     def goes_on(self, before: Before, side: Side) -> Tensor:

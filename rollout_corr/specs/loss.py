@@ -26,7 +26,7 @@ class Loss(Checked):
 
     Args:
         surrogate: PPO, GSPO, AveragePPO, Reinforce, Score, DPPO, SAPO, GMPO, GPG, DRO, TOPR, REC or VESPO; or ClipCov,
-            KLCov, BAPO, EntropyClip or REAL, which see the whole batch first.
+            KLCov or REAL, which see the whole batch first.
         mean: How the losses of tokens become one number.
         kl: A penalty for leaving `ref_logp`, or None.
         regularizer: A squared log-ratio, or None.

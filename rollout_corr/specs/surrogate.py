@@ -49,7 +49,6 @@ class Decided(NamedTuple):
     """The decisions of a surrogate that sees the whole batch, made before any token's loss is computed."""
 
     tokens: tuple[Tensor, ...]  # [N] or [B, T] each, of every token
-    numbers: tuple[Tensor, ...]  # 0-d each, in the dtype that computes
     sums: dict[str, Tensor]  # 0-d each: the statistics of `Traits.sums`, of the tokens of this rank
     # [S] each, of every sequence of this rank; `see_groups` decides of these, and `tokens` spreads them.
     sequences: tuple[Tensor, ...] = ()
@@ -75,9 +74,6 @@ class LossTokens(Protocol):
 
     def under(self, x: Tensor, bound: float) -> Tensor:
         """Bool: e^x < bound, decided in log space; NaN is not."""
-
-    def log_bounds(self, bounds: tuple[float, ...], side: Literal["lower", "upper"]) -> Tensor:
-        """Bounds of a ratio as x is compared with: e^x is above an upper or below a lower one where x is."""
 
     def outside(self, x: Tensor, lower: float | None, upper: float | None) -> tuple[Tensor, Tensor]:
         """Bool: e^x above upper, and e^x below lower; NaN is beyond every bound that is set."""
@@ -129,25 +125,12 @@ class SeenBatch(Protocol):
 
     tokens: LossTokens
     trains: Tensor  # Bool per token
-    entropy: Tensor | None  # of each token, for a surrogate that reads it
 
     def count(self) -> Tensor:
         """0-d float64: the trained tokens."""
 
-    def count_of(self, which: Tensor) -> Tensor:
-        """0-d float64: the tokens that are True."""
-
-    def numbered(self, x: Tensor, among: Tensor, place: Tensor) -> Tensor:
-        """0-d: the value at a place, 1 for the first, in the ascending order of those that are True in `among`."""
-
     def mean(self, x: Tensor) -> Tensor:
         """The mean over the trained tokens, 0-d in the dtype of x; 0 of none."""
-
-    def sums(self, x: Tensor, place: Tensor, places: int) -> tuple[Tensor, Tensor]:
-        """Add up [K, ...] values of trained tokens, each saturated at +-2^37, by place, int64 from 0 to places - 1.
-
-        Returns [K, places] float64, over the tokens of this rank and over those of all ranks.
-        """
 
     def largest(self, x: Tensor, among: Tensor, count: Tensor) -> Tensor:
         """Bool: among the `count` largest of those that are True in `among`; all that equal the last of them too."""
@@ -168,9 +151,8 @@ class Traits(NamedTuple):
     one_loss: bool = False  # all tokens of a sequence have one loss
     own_bounds: tuple[str, ...] = ()  # fields that bound a ratio which weights, with bounds of their own, could replace
     weights_in_bypass: WeightUse = "report"  # "replace_ratio": a constant ratio; "multiply": there is none
-    sees: Sees = "token"  # before the first token has a loss: see `see_batch` and `see_groups`
-    chooses_tokens: bool = False  # it decides on a mask of tokens, which the kernels take
-    reads_entropy: bool = False  # of tokens, which a call has to bring
+    # Before the first token has a loss: "batch" chooses tokens by `see_batch`, "groups" compares by `see_groups`.
+    sees: Sees = "token"
     sums: tuple[str, ...] = ()  # names of the statistics that it reports of what it decided
     # `loss` gives `TokenLoss.slope`, and `factor` the weights; not inherited by a class with another of these.
     slope: bool = False

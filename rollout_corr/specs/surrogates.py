@@ -10,10 +10,8 @@ tests/oracles/batch_losses.py. Nothing else names it.
 
 from __future__ import annotations
 
-from .batch_losses import BAPO as BAPO
 from .batch_losses import REAL as REAL
 from .batch_losses import ClipCov as ClipCov
-from .batch_losses import EntropyClip as EntropyClip
 from .batch_losses import KLCov as KLCov
 from .ratio_losses import GMPO as GMPO
 from .ratio_losses import GSPO as GSPO
@@ -34,4 +32,4 @@ SURROGATES: tuple[type[Surrogate], ...] = (
     *(PPO, GSPO, AveragePPO, Reinforce, Score, DPPO, SAPO, GMPO, GPG, DRO, TOPR, REC, VESPO),
 )
 # Those that see the whole batch first; there are kernels for those that choose tokens.
-OF_BATCH: tuple[type[Surrogate], ...] = (ClipCov, KLCov, BAPO, REAL, EntropyClip)
+OF_BATCH: tuple[type[Surrogate], ...] = (ClipCov, KLCov, REAL)

@@ -257,7 +257,6 @@ def test_ranks_that_compare_their_calls_hear_of_a_wrong_spec_or_loss():
             lambda: rc.correct(TRAIN, ROLLOUT, batch, spec=3),
             lambda: rc.policy_loss(TRAIN, TRAIN, batch, 3),
             lambda: rc.policy_loss(TRAIN, TRAIN, batch, spec=3),
-            lambda: rc.threshold_statistics(TRAIN, ROLLOUT, batch, spec=3),
         ):
             with pytest.raises(TypeError, match="got int") as raised:
                 call()

@@ -24,7 +24,7 @@ SHAPE, PLACE, NEIGHBOR, FAR = (2, 12), (0, 3), (0, 7), (1, 2)
 def call(broken, surrogate, kl, backend="auto", trains=None, device="cpu"):
     """The value, the gradient and the metrics of a batch whose reference is broken at some places."""
     generator = torch.Generator().manual_seed(0)
-    old, noise, advantages, entropy = torch.rand(4, *SHAPE, generator=generator).to(device).unbind()
+    old, noise, advantages = torch.rand(4, *SHAPE, generator=generator).to(device)[:3].unbind()
     new = (old + 0.4 * noise - 0.2).requires_grad_()
     ref = old + 0.1
     for place, value in broken.items():
@@ -33,7 +33,7 @@ def call(broken, surrogate, kl, backend="auto", trains=None, device="cpu"):
     if surrogate.traits.sees == "groups":
         groups, mean = rc.Groups(index=torch.zeros(2, dtype=torch.int64), count=1), rc.Mean("sequence", over="kept")
         advantages = torch.tensor([0.5, -1.0])
-    batch = rc.Batch(groups=groups, entropy=entropy if surrogate.traits.reads_entropy else None)
+    batch = rc.Batch(groups=groups)
     factors = None if trains is None else rc.Factors(mask=trains.to(device))
     loss = rc.Loss(surrogate, kl=kl, mean=mean)
     out = rc.policy_loss(

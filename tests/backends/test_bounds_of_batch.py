@@ -10,11 +10,11 @@ import torch
 
 import rollout_corr as rc
 from builders.batches import LAYOUTS, lay_out
-from builders.coarse import abs_d, coarse, decided_together, mask_of, rejects_nonfinite, within
+from builders.coarse import abs_d, coarse, mask_of, rejects_nonfinite, within
 from builders.launches import Reads
 from builders.rounding import near
 from oracles.bounds_of_batch import kept
-from rollout_corr.backends import search, sequence_groups, whole
+from rollout_corr.backends import sequence_groups, whole
 from rollout_corr.backends.run import CORRECTIONS
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -158,10 +158,9 @@ def test_a_quantile_keeps_its_share_of_float64_sums(stat, over, reduce, side):
         assert keep.double().mean() >= 0.5 and values.any()
 
 
-def test_no_read_and_no_sort_on_a_device(monkeypatch):
+def test_no_read_on_a_device(monkeypatch):
     laid = lay_out(coarse(2), "padded_right", torch.float32)
     monkeypatch.setitem(CORRECTIONS, "blocks", whole.run_whole)
-    monkeypatch.setattr(search.Search, "left", lambda self, values: values)
     monkeypatch.setattr(sequence_groups.torch, "aminmax", lambda x: (0, 4))
     spec = rc.Spec(criteria=(rc.Criterion("abs", upper=rc.MeanBelow(0.2, within="group")),))
     with Reads() as mode:
@@ -229,34 +228,6 @@ def test_the_loss_of_what_is_kept():
     plain.value.backward()
     assert torch.equal(fused.value, plain.value) and torch.equal(x.grad, y.grad)
     assert fused.metrics()["token_k2/upper_max"] > 0.0
-
-
-@pytest.mark.parametrize("bypass", [False, True])
-def test_the_loss_takes_bounds_that_micro_batches_decided(bypass):
-    """The gradients of micro-batches are those of the whole batch, whose bounds none of them finds alone."""
-    spec = rc.Spec(rc.Weight.token(upper=rc.KeepESS(0.9)), (rc.Criterion("abs", upper=rc.Quantile(0.5)),))
-    batch = coarse(0)
-
-    def gradients(parts, spec=spec):
-        found = []
-        for laid in parts:
-            new, old, rollout = (torch.where(laid.mask, x, 0.0) for x in (laid.train + 0.125, laid.train, laid.rollout))
-            x = (old if bypass else new).clone().requires_grad_()
-            policies = {"rollout_logp": rollout} | ({} if bypass else {"old_logp": old})
-            held, loss = rc.Batch(mask=laid.mask, cu_seqlens=laid.cu_seqlens), rc.Loss(mean=rc.Mean("sum"))
-            # The mask alone would do, and in bypass mode the ratio is the correction.
-            out = rc.policy_loss(x, torch.where(laid.mask, laid.advantages, 0.0), held, loss, **policies, spec=spec)
-            out.value.backward()
-            found.append((x.grad, out.weights, out.mask))
-        return [torch.cat(column) for column in zip(*found, strict=True)]
-
-    at_once, parts = (
-        [lay_out(some, "packed", torch.float32) for some in cuts] for cuts in ([batch], [batch[:4], batch[4:]])
-    )
-    known, _ = decided_together(parts, spec)
-    wanted, found, alone = gradients(at_once), gradients(parts, known), gradients(parts)
-    assert all(torch.equal(x, y) for x, y in zip(found, wanted, strict=True))
-    assert not torch.equal(alone[2], wanted[2])
 
 
 def test_inside_a_compiled_function():

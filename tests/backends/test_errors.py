@@ -28,19 +28,6 @@ def correct(spec=rc.Spec(), x=X, **given):  # noqa: B008  (frozen)
     return rc.correct(x, x, **bundled(spec=spec, **given))
 
 
-def counted(spec=OF_GROUP, count=None, known=None, x=X):
-    """The first round of a bound, or the next one."""
-    groups = {} if count is None else {"group_index": NUMBERS, "group_count": count}
-    return rc.threshold_statistics(x, x, **bundled(spec=spec, known=known, **groups))
-
-
-def decided(spec=OF_GROUP, count=None):
-    known = counted(spec, count).thresholds()
-    while not known.complete:
-        known = counted(spec, count, known).thresholds()
-    return known
-
-
 def split(group, n=4, spec=rc.Spec(), **given):  # noqa: B008  (frozen)
     """Two packed sequences over ranks, the second without a token."""
     zeros = torch.zeros(n)
@@ -68,25 +55,8 @@ def two(*values):
 BOUNDS = [
     (lambda _: correct(OF_BATCH, backend="triton"), V, "got 'triton': bounds that the batch decides run on plain torc"),
     (lambda g: correct(OF_BATCH, sequence_group=g), V, "spec: expected bounds that are numbers with ranks.sequence"),
-    (lambda _: counted(rc.Spec()), V, "spec: expected a bound that the batch decides"),
-    (lambda _: counted(3), T, "spec: expected a Spec"),
-    (lambda _: counted(OF_BATCH, known=decided(OF_BATCH)), V, "spec: expected bounds that are not all known"),
-    (lambda _: counted(OF_BATCH) + counted(OF_GROUP, 1), V, "other: expected counts of the same Spec"),
-    (lambda _: counted(OF_BATCH) + counted(OF_BATCH, known=counted(OF_BATCH).thresholds()), V, "counts of the same ro"),
-    (lambda _: counted(x=X.double(), known=counted(OF_BATCH).thresholds()), V, "'token_k2' are float32, as in the rou"),
-    (lambda _: counted(OF_BATCH).merge(3), T, "other: expected ThresholdStatistics, got int"),
-    (lambda _: rc.ThresholdStatistics.sum([]), V, "parts: expected at least one"),
-    (lambda _: rc.ThresholdStatistics.sum([3]), T, "parts[0]: expected ThresholdStatistics, got int"),
-    (lambda _: correct(counted(OF_BATCH).thresholds()), V, "spec: expected Thresholds that are complete"),
-    (lambda _: correct(decided(OF_BATCH), X.double()), V, "spec: expected log-probs whose values of 'token_k2' are fl"),
-    (lambda _: loss(X, X, spec=counted(OF_BATCH).thresholds(), rollout_logp=X), V, "expected Thresholds that are comp"),
     (lambda _: loss(X, X, spec=3, rollout_logp=X), T, "spec: expected a Spec or None, got int"),
     (lambda _: correct(OF_GROUP), V, "for a bound with within='group', got None"),
-    (lambda _: counted(), V, "groups: expected rc.Groups(index=..., count=...) for a bound "),
-    (lambda _: counted(count=3, known=counted(count=2).thresholds()), V, "groups.count: expected 2"),
-    (lambda _: counted(count=2) + counted(count=3), V, "by the same groups.count, got tables [1, 2, 2048] and"),
-    (lambda _: correct(decided(count=2), group_index=NUMBERS, group_count=3), V, "groups.count: expected 2, for which"),
-    (lambda _: correct(decided(count=1), group_size=1), V, "groups: expected rc.Groups(index=..., count=...) with Thr"),
     (lambda _: rc.MeanBelow(1.0, within="rows"), V, "MeanBelow.within: expected one of"),
     (lambda _: rc.Quantile(0.5, within="groups"), V, "Quantile.within: expected one of ['batch', 'group']"),
     (lambda _: rc.Weight.token(upper=rc.Quantile(0.5, "group")), V, "a rule within='batch'"),

@@ -8,13 +8,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from rollout_corr.backends.ranks import Ranks
 from rollout_corr.backends.sees_batch import WholeBatch
 
 
 def seen(x, trains):
     """A batch of sequences of one length, as it is read."""
     found = SimpleNamespace(tokens=None, counted=trains, x=x)
-    return WholeBatch(SimpleNamespace(train=x), found, torch.arange(5), lambda total: total)
+    return WholeBatch(SimpleNamespace(train=x), found, torch.arange(5), Ranks())
 
 
 @pytest.mark.parametrize("largest", [0.5, 30.0, 1e6, math.inf])

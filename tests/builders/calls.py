@@ -18,15 +18,8 @@ SHORT = {"mask", "cu_seqlens"}
 
 
 def bundled(**given: Any) -> dict[str, Any]:
-    """Arguments of `rc.correct` and its like: loose names become a Batch, unless they are `mask` and `cu_seqlens`.
-
-    `thresholds` or `known`, unless None, takes the place of `spec`.
-    """
+    """Arguments of `rc.correct` and its like: loose names become a Batch, unless they are `mask` and `cu_seqlens`."""
     of_batch = {name: given.pop(name) for name in tuple(given) if name in LOOSE or name in AS_THEY_ARE}
-    for name in ("thresholds", "known"):
-        bounds = given.pop(name, None)
-        if bounds is not None:
-            given["spec"] = bounds
     return given | (of_batch if of_batch.keys() <= SHORT else {"batch": batch_of(**of_batch)})
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import random
 
-import rollout_corr as rc
 from oracles.bounds_of_batch import kept
 from oracles.correction import Sequence
 
@@ -57,12 +56,3 @@ def mask_of(batch, good):
 def rejects_nonfinite(batch):
     bad = {s for s, one in enumerate(batch) for t, m in enumerate(one.mask) if m and not math.isfinite(one.train[t])}
     return bad
-
-
-def decided_together(parts, spec, reduced=lambda found: found):
-    """The thresholds of some laid out micro-batches, and the rounds that they took."""
-    known, rounds = None, 0
-    while known is None or not known.complete:
-        found = [part.correct(spec, call=rc.threshold_statistics, known=known) for part in parts]
-        known, rounds = reduced(rc.ThresholdStatistics.sum(found)).thresholds(), rounds + 1
-    return known, rounds

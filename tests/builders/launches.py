@@ -26,11 +26,11 @@ class Operations(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-WAITING = ("_local_scalar_dense", "nonzero", "masked_select", "sort", "unique", "bincount")
+WAITING = ("_local_scalar_dense", "nonzero", "masked_select", "unique", "bincount")
 
 
 class Reads(TorchDispatchMode):
-    """Notes the names of operations that wait for a device, and of sorts."""
+    """Notes the names of operations that wait for a device."""
 
     def __init__(self):
         super().__init__()

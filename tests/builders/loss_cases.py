@@ -76,23 +76,10 @@ OF_BATCH = {
     "clip cov none": rc.ClipCov(lower=50.0, upper=60.0),
     "kl cov": rc.KLCov(0.2, 0.7),
     "kl cov all": rc.KLCov(1.0, 0.5, coef=2.0),
-    "bapo": rc.BAPO(0.5, upper_step=0.1),
-    "bapo upper first": rc.BAPO(0.45, 0.7, 0.9, 0.1, 1.1, 1.6, 0.07, first="upper"),
-    "bapo dual": rc.BAPO(1.0, 0.5, 0.8, 0.25, 1.05, 1.2, dual=1.4),
-    "bapo at once": rc.BAPO(1e-9),
 }
 # Those that compare the sequences of a group.
 OF_GROUPS = {"real": rc.REAL(), "real cold": rc.REAL(0.05, coef=2.0), "real clamped": rc.REAL(clamp=0.05)}
-# Those with bounds scaled by entropy.
-OF_ENTROPY = {
-    "entropy clip": rc.EntropyClip(),
-    "entropy clip dual": rc.EntropyClip(0.1, 0.15, 2.0, pivot=0.8, dual=1.3),
-    "entropy clip upper": rc.EntropyClip(0.05, 0.05, 0.5, 0.2, widens="upper"),
-    "entropy clip wide": rc.EntropyClip(0.7, 0.1, 3.0, pivot=1.0),
-}
-
-
-LOOKING = OF_BATCH | OF_GROUPS | OF_ENTROPY
+LOOKING = OF_BATCH | OF_GROUPS
 GROUPS = (2, 0, 2, 1, 0, 4, 0, 2, 2, 4)
 
 
@@ -174,29 +161,19 @@ class LaidLoss:
 
 
 def looked_at(name, seed, *names, lengths=(9, 1, 14, 0, 5, 12, 30, 3, 7, 2), broken=False):
-    """A batch with what a surrogate that looks needs: entropies with ties and 0, groups and advantages of sequences."""
+    """A batch with what a surrogate that looks needs: groups and advantages of sequences."""
     real = name.startswith("real")
     batch = random_batch(seed, lengths, broken=broken, advantages="sequence" if real else "token")
-    batch, rng = only(batch, "old", *names), random.Random(seed)
+    batch = only(batch, "old", *names)
     for s, q in enumerate(batch):
         if real:
             q.group = GROUPS[s % len(GROUPS)]
-        elif name.startswith("entropy"):
-            q.entropy = [rng.choice((0.0, 0.25, rng.expovariate(1.0))) for _ in q.new]
-            if broken and q.new:
-                q.entropy[0] = rng.choice((math.nan, math.inf))
     return batch
 
 
 def mean_of(name):
     """The mean that a surrogate is defined with."""
     return rc.Mean("sequence", over="kept") if name.startswith("real") else rc.Mean()
-
-
-def with_entropy(seed, layout, lengths, dtype=torch.float64, names=("old",)):
-    """A batch laid out, and its entropies laid out like it."""
-    laid = LaidLoss(looked_at("entropy clip", seed, *names, lengths=lengths), layout, dtype)
-    return laid, laid.arguments.pop("entropy")
 
 
 @contextlib.contextmanager

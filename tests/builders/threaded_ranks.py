@@ -53,6 +53,7 @@ class Ranks:
             is_available=lambda: True,
             get_rank=lambda group: group.rank,
             get_world_size=lambda group: group.ranks,
+            get_backend_config=lambda group: "cpu:threads",
             all_reduce=self.all_reduce,
             ReduceOp=SimpleNamespace(SUM="sum", MAX="max"),
         )

@@ -1,4 +1,4 @@
-"""Surrogates that look at the batch, at groups or at entropies: against loops, in every way to run, over ranks."""
+"""Surrogates that look at the batch or at groups: against loops, in every way to run, over ranks."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 NAMES = list(LOOKING)
 # One of each kind.
-KINDS = ("clip cov", "kl cov", "bapo upper first", "real", "entropy clip dual")
+KINDS = ("clip cov", "kl cov", "real")
 
 
 def objective(name, **more):
@@ -67,21 +67,19 @@ def test_lower_precision(name, dtype):
             row[:] = [-rng.randrange(1, 200) / 64 for _ in row]
         if isinstance(q.advantages, list):
             q.advantages = [rng.choice((-1.0, -0.5, 0.75, 1.5)) for _ in q.advantages]
-        if q.entropy:
-            q.entropy = [rng.randrange(1, 9) / 4 for _ in q.entropy]
     check(batch, objective(name), "packed", dtype=dtype)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_nothing_to_see(name):
     x = torch.zeros(2, 3, requires_grad=True)
-    given = {"surrogate": LOOKING[name], "old_logp": x.detach(), "group_size": 1, "entropy": torch.ones(2, 3)}
+    given = {"surrogate": LOOKING[name], "old_logp": x.detach(), "group_size": 1}
     out = rc.policy_loss(x, x.detach(), **bundled_loss(mask=torch.zeros(2, 3), **given))
     out.value.backward()
     assert out.value.item() == 0.0 and not x.grad.any()
     assert all(math.isfinite(value) for value in out.metrics().values())
     packed, cu = torch.zeros(0), torch.zeros(1, dtype=torch.int64)
-    given |= {"old_logp": packed, "cu_seqlens": cu, "entropy": packed}
+    given |= {"old_logp": packed, "cu_seqlens": cu}
     assert rc.policy_loss(packed, packed, **bundled_loss(**given)).value.item() == 0.0
 
 
@@ -138,7 +136,7 @@ def test_packing_and_order(seed, name, layout, rng):
     rng.shuffle(order)
     (one, out), (two, other) = pieces(name, batch), pieces(name, [batch[i] for i in order], layout)
     assert [one[i] for i in order] == two
-    for key in ("cov_chosen_fraction", "cov_eligible_fraction", "bapo_lower_mean", "bapo_upper_mean"):
+    for key in ("cov_chosen_fraction", "cov_eligible_fraction"):
         assert out.metrics().get(key) == other.metrics().get(key)
 
 
@@ -176,11 +174,10 @@ def test_groups_of_neighbors_stay_on_their_rank():
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_no_read_and_no_sort_on_a_device(name):
+def test_no_read_on_a_device(name):
     laid = LaidLoss(looked_at(name, 1), "padded_right", torch.float32)
     unread = mock.patch("rollout_corr.backends.sequence_groups.torch.aminmax", return_value=(0, 4))
-    every = mock.patch("rollout_corr.backends.search.Search.left", lambda search, values: values)
-    with run_as("whole"), unread, every, Reads() as mode:
+    with run_as("whole"), unread, Reads() as mode:
         laid(surrogate=LOOKING[name])
     assert not mode.reads
 
@@ -228,33 +225,6 @@ def test_ties_share_their_fate():
     x = torch.full((2, 4), -1.0)
     out = rc.policy_loss(x, torch.ones(2, 4), loss=rc.Loss(rc.KLCov(0.01, 1.0)), old_logp=x - 0.5)
     assert out.metrics()["cov_chosen_fraction"] == 1.0
-
-
-# --- entropies ---
-
-
-def test_the_bounds_of_the_authors_code():
-    """The statements of HAPO's compute_entropy_h and ada_clip: their scale by a standard deviation cancels."""
-    batch, surrogate = looked_at("entropy clip", 3), rc.EntropyClip(0.2, 0.28, 1.0, pivot=0.8, widens="upper")
-    ours = oracle.widths(surrogate, batch)
-    log = torch.tensor([batch[s].entropy[t] for s, t in ours], dtype=torch.float64).clamp(min=1e-8).log()
-    h = log - log.sort().values[round(0.8 * (len(log) - 1))]
-    h = h / h.square().mean().sqrt()
-    place = torch.where(h > 0, h / h.max(), h / h.min())
-    low, high = torch.full_like(h, 0.2), torch.full_like(h, 0.28)
-    low = torch.where(place <= 0, low * (1 - place), low)
-    high = torch.where(place > 0, high * (1 + place), high)
-    for wanted, found in zip((low, high), zip(*ours.values(), strict=True), strict=True):
-        assert_near(torch.tensor(found, dtype=torch.float64), wanted)
-
-
-def test_one_entropy_has_the_bounds_of_ppo_and_no_gradient():
-    laid = LaidLoss(looked_at("entropy clip", 2), "packed")
-    entropy = torch.ones_like(laid.arguments["entropy"]).requires_grad_()
-    one = laid(surrogate=rc.EntropyClip(0.1, 0.2, dual=1.5), entropy=entropy).value
-    assert is_near(one.item(), laid(surrogate=rc.PPO(0.1, 0.2, dual=1.5)).value.item())
-    one.backward()
-    assert entropy.grad is None and bool(laid.new.grad.any())
 
 
 # --- groups ---
@@ -337,13 +307,12 @@ def on_a_rank(surrogate, over, **options):
         (lambda: call(rc.ClipCov(), sequence_ids=IDS.float()), "sequence_ids: .* int64, got float32"),
         (lambda: call(rc.ClipCov(), sequence_ids=IDS[:3]), r"sequence_ids: expected shape \[4\]"),
         (lambda: call(rc.ClipCov(), sequence_ids=IDS.to("meta")), "sequence_ids: expected device cpu"),
-        (lambda: call(rc.EntropyClip()), r"entropy: expected a value for the surrogate EntropyClip\(\), got None"),
         (lambda: call(rc.REAL()), r"groups: expected rc\.Groups\(index=.* for the surrogate REAL\(\), got None"),
         (lambda: call(rc.REAL(), group_size=3), r"groups\.size: expected a divisor of the 4 sequences, got 3"),
         (lambda: call(rc.REAL(), group_index=INDEX + 4), r"groups\.index: expected numbers from 0 to 3"),
         (lambda: call(rc.REAL(), group_index=INDEX[:2]), r"groups\.index: expected shape \[4\]"),
         (lambda: on_a_rank(rc.REAL(), over="batch_group", group_index=INDEX), r"groups\.count: expected the number"),
-        (lambda: on_a_rank(rc.BAPO(), over="sequence_group"), r"Loss\.surrogate: .* does not look .* got BAPO\(\)"),
+        (lambda: on_a_rank(rc.KLCov(), over="sequence_group"), r"Loss\.surrogate: .* does not look .* got KLCov\(\)"),
         *((lambda tau=tau: rc.REAL(tau), r"REAL\.tau: expected a (finite )?number") for tau in (0.0, 9e-31, math.nan)),
         (lambda: rc.ClipCov(share=0.0), "ClipCov.share: expected a number above 0 and at most 1, got 0.0"),
         (lambda: rc.KLCov(1.5), "KLCov.share: expected a number above 0 and at most 1, got 1.5"),
@@ -352,15 +321,6 @@ def on_a_rank(surrogate, over, **options):
         (lambda: rc.ClipCov(seed=-1), "ClipCov.seed: expected an integer from 0"),
         (lambda: rc.KLCov(penalty=-1.0), "KLCov.penalty: expected a number >= 0"),
         (lambda: rc.KLCov(penalty=math.inf), r"KLCov.penalty: expected a number >= 0 and <= 3.4.*got inf"),
-        (lambda: rc.BAPO(lower=math.inf), r"BAPO.lower: expected a number >= 0 and <= 3.4.*, got inf"),
-        (lambda: rc.BAPO(0.0), "BAPO.share: expected a number above 0"),
-        (lambda: rc.BAPO(first="both"), "BAPO.first: expected one of"),
-        (lambda: rc.BAPO(upper_step=1e-4), "BAPO.upper_step: expected at most 1000 steps from 1.2 to 3.0"),
-        (lambda: rc.BAPO(dual=0.5), "BAPO.dual: expected a number >= 1"),
-        (lambda: rc.EntropyClip(pivot=1.5), "EntropyClip.pivot: expected a number from 0 to 1, got 1.5"),
-        (lambda: rc.EntropyClip(low=-0.1), "EntropyClip.low: expected a number >= 0"),
-        (lambda: rc.EntropyClip(strength=math.inf), "EntropyClip.strength: expected a number >= 0 and <= 3.4"),
-        (lambda: rc.EntropyClip(widens="lower"), "EntropyClip.widens: expected one of"),
     ],
 )
 def test_what_is_wrong_is_named(made, words):

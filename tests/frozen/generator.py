@@ -356,7 +356,7 @@ def needs_of(spec: rc.Spec | None, loss: rc.Loss | None = None) -> Wants:
         wants.groups |= any(getattr(rule, "within", "batch") == "group" for rule in rules)
     if loss is not None:
         wants.turns |= getattr(loss.surrogate, "over", "sequence") == "turn"
-        wants.entropy |= loss.entropy_bonus is not None or isinstance(loss.surrogate, rc.EntropyClip)
+        wants.entropy |= loss.entropy_bonus is not None
         wants.groups |= isinstance(loss.surrogate, rc.REAL)
     return wants
 
@@ -615,10 +615,6 @@ SURROGATES: dict[str, Callable[[random.Random, dict[str, Any]], Any]] = {
     "VESPO": lambda rng, own: rc.VESPO(**own),
     "ClipCov": lambda rng, own: rc.ClipCov(0.2, 0.2, share=0.2, lower=-0.5, upper=5.0, seed=rng.randrange(9), **own),
     "KLCov": lambda rng, own: rc.KLCov(0.2, 0.7, **own),
-    "BAPO": lambda rng, own: rc.BAPO(0.5, upper_step=0.1, first=rng.choice(("lower", "upper")), **own),
-    "EntropyClip": lambda rng, own: rc.EntropyClip(
-        0.1, 0.15, 2.0, rng.choice((0.5, 0.8)), rng.choice(("outward", "upper")), rng.choice((None, 1.3)), **own
-    ),
     "REAL": lambda rng, own: rc.REAL(rng.choice((0.5, 0.05)), **own),
 }  # fmt: skip
 

@@ -11,7 +11,7 @@ import torch
 
 import rollout_corr as rc
 from builders.kernel_cases import NARROW, WIDE, shaped
-from builders.loss_cases import OF_BATCH, OF_ENTROPY, LaidLoss, only, random_batch
+from builders.loss_cases import OF_BATCH, LaidLoss, only, random_batch
 from builders.loss_kernel_cases import assert_as_plain_torch, fenced_loss
 from builders.rounding import is_near, near
 from builders.split_cases import Rank
@@ -104,10 +104,10 @@ def test_ranks_decide_together():
     assert list(itertools.chain(*found)) == whole
 
 
-@pytest.mark.parametrize("surrogate", [*(OF_BATCH | OF_ENTROPY).values(), rc.REAL(), rc.AveragePPO()])
+@pytest.mark.parametrize("surrogate", [*OF_BATCH.values(), rc.REAL(), rc.AveragePPO()])
 def test_what_is_left_to_plain_torch(surrogate):
-    """A loss that looks for bounds, that compares groups, or that takes an average of two ratios."""
-    assert (beyond_kernels(surrogate, False) is None) == surrogate.traits.chooses_tokens
+    """A loss that compares groups, or that takes an average of two ratios."""
+    assert (beyond_kernels(surrogate, False) is None) == (surrogate.traits.sees == "batch")
 
 
 def test_a_surrogate_of_the_user_is_left_to_plain_torch():

@@ -39,7 +39,6 @@ from builders.loss_cases import (
     objective,
     only,
     random_batch,
-    with_entropy,
 )
 from builders.loss_kernel_cases import (
     ON_KERNELS,
@@ -314,7 +313,7 @@ def test_nonfinite_policies(nonfinite, device):
 @pytest.mark.parametrize("name", ["ppo dual", "gspo", "vespo"])
 def test_a_scale_that_is_not_finite_is_read_as_0_where_others_propagate(name, device):
     """A clipped token has the gradient 0, which times infinity is NaN."""
-    laid, *_ = with_entropy(11, "packed", (5, 1, 7, 0, 4, 6), torch.float32, names=("old", "scale"))
+    laid = LaidLoss(only(random_batch(11), "old", "scale"), "packed", torch.float32)
     laid.laid = laid.laid.to(device)
     laid.new = laid.leaf(laid.laid.train)
     laid.arguments = {key: None if x is None else x.to(device) for key, x in laid.arguments.items()}

@@ -1,9 +1,8 @@
-"""Surrogates that look at the batch, at a group of sequences or at all entropies, as loops over floats and sorts."""
+"""Surrogates that look at the batch or at a group of sequences, as loops over floats and sorts."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from oracles.loss_terms import Sequence, advantage, base_of, clip, mean, ppo, trained, valid
@@ -24,7 +23,6 @@ class Token:
     new: float
     x: float
     a: float
-    entropy: float
 
     def ratio(self, surrogate) -> float:
         return exp(clip(self.x, -surrogate.clamp, surrogate.clamp))
@@ -38,8 +36,7 @@ def tokens_of(surrogate, sequences: list[Sequence]) -> list[Token]:
         for t in trained(q, surrogate):
             base = base_of(q, surrogate, t)
             x = 0.0 if base is None else q.new[t] - base
-            h = math.nan if q.entropy is None else q.entropy[t]
-            found.append(Token(s, t, order.index(t) + 1, q.new[t], x, advantage(q, t), h))
+            found.append(Token(s, t, order.index(t) + 1, q.new[t], x, advantage(q, t)))
     return found
 
 
@@ -125,81 +122,6 @@ def slope_of(s, q: Token) -> float:
     return q.ratio(s) if abs(q.x) < s.clamp else 0.0
 
 
-# --- BAPO ---
-
-
-def contributions(s, tokens: list[Token], lower: float, upper: float) -> tuple[float, float]:
-    """Of A > 0 and of A < 0."""
-    up = math.fsum(q.a * min(q.ratio(s), upper) for q in tokens if q.a > 0)
-    return up, math.fsum(-q.a * max(q.ratio(s), lower) for q in tokens if q.a < 0)
-
-
-def walk(s) -> Iterator[tuple[float, float]]:
-    """The pairs of bounds in turn."""
-    bounds = {"lower": s.lower, "upper": s.upper}
-    yield bounds["lower"], bounds["upper"]
-    for side in ("lower", "upper") if s.first == "lower" else ("upper", "lower"):
-        most, step = getattr(s, f"{side}_most"), getattr(s, f"{side}_step")
-        while bounds[side] < most:
-            bounds[side] = min(bounds[side] + step, most)
-            yield bounds["lower"], bounds["upper"]
-
-
-def bounds(s, tokens: list[Token]) -> tuple[float, float]:
-    """The bounds at which BAPO stops."""
-    found = (s.lower, s.upper)
-    for found in walk(s):
-        up, down = contributions(s, tokens, *found)
-        if up * (1.0 - s.share) >= s.share * down:
-            break
-    return found
-
-
-def bapo(s, sequences: list[Sequence]) -> Losses:
-    tokens, found = tokens_of(s, sequences), {}
-    lower, upper = bounds(s, tokens)
-    for q in tokens:
-        r = q.ratio(s)
-        far = s.dual is not None and r > s.dual
-        cut = r > upper if q.a >= 0 else r < lower or far
-        bound = upper if q.a >= 0 else s.dual if far else lower
-        found[q.s, q.t] = -q.a * (bound if cut else r), 0.0 if cut else -slope_of(s, q) * q.a
-    return found
-
-
-# --- EntropyClip ---
-
-
-def widths(s, sequences: list[Sequence]) -> dict[tuple[int, int], tuple[float, float]]:
-    """The distances of the lower and the upper bound from 1, of each token that trains."""
-    tokens, found = tokens_of(s, sequences), {}
-    logs = {(q.s, q.t): math.log(max(q.entropy, 1e-8)) for q in tokens if math.isfinite(q.entropy)}
-    order = sorted(logs.values())
-    pivot = order[round(s.pivot * (len(order) - 1))] if order else 0.0
-    for q in tokens:
-        away = logs.get((q.s, q.t), pivot) - pivot
-        low, high = s.low, s.high
-        if away > 0:
-            high *= 1.0 + s.strength * away / (order[-1] - pivot)
-        elif away < 0 and s.widens == "outward":
-            low *= 1.0 + s.strength * away / (order[0] - pivot)
-        elif away < 0:
-            high *= 1.0 + s.strength * away / (order[0] - pivot)
-        found[q.s, q.t] = (low, high)
-    return found
-
-
-def entropy_clip(s, sequences: list[Sequence]) -> Losses:
-    found, away = {}, widths(s, sequences)
-    for q in tokens_of(s, sequences):
-        r, (low, high) = q.ratio(s), away[q.s, q.t]
-        far = s.dual is not None and q.a < 0 and r > s.dual
-        cut = far or (r > 1.0 + high if q.a >= 0 else r < 1.0 - low)
-        bound = s.dual if far else 1.0 + high if q.a >= 0 else 1.0 - low
-        found[q.s, q.t] = -q.a * (bound if cut else r), 0.0 if cut else -slope_of(s, q) * q.a
-    return found
-
-
 # --- REAL ---
 
 
@@ -234,7 +156,7 @@ def real(s, sequences: list[Sequence]) -> Losses:
     return found
 
 
-LOOK = {"ClipCov": clip_cov, "KLCov": kl_cov, "BAPO": bapo, "EntropyClip": entropy_clip, "REAL": real}
+LOOK = {"ClipCov": clip_cov, "KLCov": kl_cov, "REAL": real}
 
 
 def metrics(s, sequences: list[Sequence]) -> dict[str, float]:
@@ -246,19 +168,6 @@ def metrics(s, sequences: list[Sequence]) -> dict[str, float]:
         some = [x for x, q in zip(covariances(tokens), tokens, strict=True) if (q.s, q.t) in picked]
         found = {"cov_chosen_fraction": len(picked) / n, "cov_chosen_mean": mean(some)}
         return found | ({"cov_eligible_fraction": len(eligible(s, tokens)) / n} if kind == "ClipCov" else {})
-    if kind == "BAPO":
-        lower, upper = bounds(s, tokens)
-        up, down = contributions(s, tokens, lower, upper)
-        return {
-            "bapo_lower_mean": lower,
-            "bapo_upper_mean": upper,
-            "bapo_positive_fraction": up / (up + down) if up + down else 0.0,
-            "clip_high_fraction": sum(q.a > 0 and q.ratio(s) > upper for q in tokens) / n,
-            "clip_low_fraction": sum(q.a < 0 and q.ratio(s) < lower for q in tokens) / n,
-        }
-    if kind == "EntropyClip":
-        lows, highs = zip(*widths(s, sequences).values(), strict=True) if tokens else ((), ())
-        return {"entropy_clip_low_mean": mean(lows), "entropy_clip_high_mean": mean(highs)}
     compared = [i for both in contrasts(s, sequences).values() for part in both for i in part]
     train = {q.s for q in tokens}
     return {"sequence_group_contrast_fraction": len(compared) / max(len(train), 1)}

@@ -21,9 +21,7 @@ NUMBERS = {"bool", "float", "int"}
 WORDS = {"look", "near", "few", "on_host"}
 
 # The reads that stay, by file and function, each with its reason.
-ALLOWED = {
-    ("bounds_of_batch.py", "of"): {"unique"}  # where groups decide, each that there is has a bound of its own
-}
+ALLOWED = {}
 # Checks offsets that a call brings, on the host, before anything is computed.
 LEFT_OUT = {"offsets.py"}
 
