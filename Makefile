@@ -1,7 +1,7 @@
 # Two commands do everything on a fresh machine with Python >= 3.10: `make demo` and `make test`.
 #
 #   make demo         run the demonstration
-#   make example      run the training of docs/training_run.md: some minutes; results and picture in build/mismatch_rl.
+#   make example      run the training of docs/trust.md: some minutes; results and picture in build/mismatch_rl.
 #                     ARGS="--out docs/mismatch_rl" publishes them
 #   make quick        the definition, and one case for each test of the kernels: under a minute
 #   make test         every test that needs nothing but a CPU, on all cores
@@ -12,15 +12,15 @@
 #   make conformance  presets, recipes and drop-ins next to the frameworks' own functions: of those that install, verl and
 #                     TRL among them, and of checkouts in the folder PEERS. ARGS="trl nemo --cases 100 --seed 777000":
 #                     these frameworks, so many batches for each row, from that seed; --record, --write, --mutate and
-#                     --list are in docs/conformance.md. It ends with 1 at a difference that no page states
-#   make engine       vLLM next to a Hugging Face model, through doctor and the presets (docs/engine.md): half an hour.
+#                     --list are in tests/conformance/README.md. It ends with 1 at a difference that no page states
+#   make engine       vLLM next to a Hugging Face model, through doctor and the presets (tests/engine): half an hour.
 #                     PYTHON has to be 3.11 on x86-64 Linux
 #   make engine-trl   TRL's GRPOTrainer with vLLM in its process, with and without the drop-in
 #   make example-engine  GRPO with vLLM in the loop; results and picture in build/engine_rl
 #   make test-browser the HTML pages in a headless Chromium, which has to be installed
 #   make test-wheel   build the wheel and test it from outside the checkout
 #   make files        the files of `rollout-corr eject` against the package, 200 random batches each: half an hour
-#   make attack       try to make it lie, hang or crash: half an hour, by area and seed (docs/reliability.md)
+#   make attack       try to make it lie, hang or crash: half an hour, by area and seed (tests/attack)
 #   make ptx          the kernels as compiled code, every variant, without a GPU; CONSTRAINTS says for which Triton
 #   make kernels      compile some of the kernels for five GPUs, without one, and report registers and spills
 #   make lint         ruff, ruff format, mypy

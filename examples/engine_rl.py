@@ -6,7 +6,7 @@
 
 Lessons with slips teach a small Qwen3 to sort digits, then GRPO takes over: 1 for an answer without a mistake, else 0.
 Each step pushes weights into vLLM, in this process and without a file, samples answers there in bf16, and trains on
-them in float32. docs/engine.md shows a run. The tables and pictures are those of mismatch_rl.py, whose engine is a copy
+them in float32. docs/trust.md shows a run. The tables and pictures are those of mismatch_rl.py, whose engine is a copy
 of the policy.
 """
 

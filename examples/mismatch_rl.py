@@ -51,7 +51,7 @@ ARMS = {
 }
 
 
-# A run of fewer steps shows noise: in docs/training_run.md the curves part after about so many.
+# A run of fewer steps shows noise: in docs/trust.md the curves part after about so many.
 SHORTEST = 60
 # Of n paired differences of one sign, an exact test of signs gives p = 2 / 2^n: 0.06 for five, 0.03 for six.
 FEWEST_SEEDS = 6

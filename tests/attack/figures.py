@@ -1,4 +1,4 @@
-"""The figures of a campaign: the table of docs/reliability.md, and what was wrong."""
+"""The figures of a campaign: the table of README.md, and what was wrong."""
 
 from __future__ import annotations
 

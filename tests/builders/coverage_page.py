@@ -1,4 +1,4 @@
-"""The tables of docs/coverage.md: `PYTHONPATH=tests python -m builders.coverage_page` writes them.
+"""The tables of tests/frameworks/coverage.md: `PYTHONPATH=tests python -m builders.coverage_page` writes them.
 
 What verl, xtuner and SkyRL list of their corrections was taken from their own configuration, code and documentation at
 the commits that the page names; `make test-peers` compares the lists with checkouts.
@@ -15,7 +15,7 @@ import torch
 
 import rollout_corr as rc
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "coverage.md"
+PAGE = Path(__file__).resolve().parents[1] / "frameworks" / "coverage.md"
 BEGIN, END = (
     "<!-- {}: made by `python -m builders.coverage_page`; a test compares them -->",
     "<!-- end of what is made -->",

@@ -1,6 +1,6 @@
 """Dumps with a known cause, and dumps that only look like it, for the tests of `doctor`.
 
-`python -m builders.diagnose_cases` writes the table of docs/doctor.md.
+`python -m builders.diagnose_cases` writes the table of tests/diagnose/README.md.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Log-probs that are equal but for one ulp at planted tokens, and what `doctor --exact` has to say of them.
 
-`python -m builders.planted_bits` writes the table of docs/doctor.md.
+`python -m builders.planted_bits` writes the table of tests/diagnose/README.md.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ def main(given: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0, help="the first seed (0)")
     parser.add_argument("--only", default="", help="rows whose name contains this text")
     parser.add_argument("--record", action="store_true", help="write down the frameworks' results for the tests")
-    parser.add_argument("--write", action="store_true", help="write what is compared into docs/conformance.md")
+    parser.add_argument("--write", action="store_true", help="write what is compared into tests/conformance/README.md")
     parser.add_argument("--list", action="store_true", help="write the list of that page again, and compare nothing")
     parser.add_argument("--mutate", action="store_true", help="plant 1 %% and a sign in the numbers of recorded rows")
     arguments = parser.parse_args(given)

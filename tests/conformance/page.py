@@ -1,18 +1,19 @@
-"""docs/conformance.md: what a run compared, by version, and what is recorded and what is only restated."""
+"""README.md here: what a run compared, by version, and what is recorded and what is only restated."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 import torch
 
 from conformance import recording
-from conformance.rows import DOCS, Tally
+from conformance.rows import Tally
 from conformance.sources import Source
 from rollout_corr.frameworks.shared import lookup
 
-PAGE = DOCS / "conformance.md"
+PAGE = Path(__file__).with_name("README.md")
 BEGIN, END = "<!-- begin: made by `make conformance ARGS=--write` -->", "<!-- end -->"
 BEGIN_LIST, END_LIST = "<!-- begin: made by `make conformance ARGS=--list` -->", "<!-- end of the list -->"
 HEADER = ("framework", "version", "rows", "cases", "agree", "differ as declared", "undeclared")

@@ -321,7 +321,7 @@ def test_nemos_function():
     assert mask.tolist() == [[1, 1, 1], [0, 0, 0]] and len(metrics) == 10
 
 
-# What each framework calls: the names of the parameters at the versions of docs/conformance.md.
+# What each framework calls: the names of the parameters at the versions of tests/conformance/README.md.
 SIGNATURES = {
     "verl": ["old_log_prob", "rollout_log_prob", "response_mask", "rollout_is", "rollout_is_threshold",
              "rollout_is_batch_normalize", "rollout_rs", "rollout_rs_threshold"],

@@ -19,7 +19,7 @@ from rollout_corr.eject import FRAMEWORKS, eject, wanted
 
 pytestmark = pytest.mark.peers
 
-# NaN behind the mask reaches verl's and SkyRL's own results: docs/upstream/verl-nan-behind-mask.md.
+# NaN behind the mask reaches verl's and SkyRL's own results: upstream/verl-nan-behind-mask.md.
 KINDS = [kind for kind in FINITE if kind != "nan_behind_mask"]
 
 

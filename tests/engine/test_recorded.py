@@ -16,7 +16,7 @@ dumps = cache(recorded.read)
 
 
 def shown(model, mode):
-    """What docs/engine.md shows of a mode: its cells of that model, "moe" with the flat one."""
+    """What README.md shows of a mode: its cells of that model, "moe" with the flat one."""
     row = page.PAGE.read_text(encoding="utf-8").partition(f"| `{mode}` |")[2].partition("\n")[0]
     return row.split(" | ")[4 if model == "peaky" else 2].strip("*| ")
 
@@ -28,7 +28,9 @@ def test_doctor_names_the_cause(model, mode):
     assert (judged == "wrong") == (missed is not None), (said, missed, ACCEPTED[mode])
     assert missed in (None, said)
     told = said if judged != "too small" else judged
-    assert told == shown(model, mode), "docs/engine.md is older than doctor: PYTHONPATH=tests:. python -m engine.page"
+    assert told == shown(model, mode), (
+        "tests/engine/README.md is older than doctor: PYTHONPATH=tests:. python -m engine.page"
+    )
 
 
 @pytest.mark.parametrize(("model", "mode"), [case for case in CASES if ACCEPTED[case[1]] == HEALTHY])

@@ -1,4 +1,4 @@
-"""docs/coverage.md: all that verl, xtuner and SkyRL list for their corrections has a row, and the page is fresh."""
+"""coverage.md: all that verl, xtuner and SkyRL list for their corrections has a row, and the page is fresh."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/upstream: a fault's own test fails on the framework's code as it stands, and passes on it as patched.
+"""upstream/: a fault's own test fails on the framework's code as it stands, and passes on it as patched.
 
 The second half needs checkouts of the frameworks in the folder PEERS (make test-peers).
 """
@@ -15,7 +15,7 @@ from conformance import patched
 from conformance.sources import Source, found
 from conformance.verl_parts import Proto
 
-FOLDER = Path(__file__).parents[2] / "docs" / "upstream"
+FOLDER = Path(__file__).parents[2] / "upstream"
 PATCHES = sorted(FOLDER.glob("*.patch"))
 # Where a checkout holds its package; elsewhere at its top.
 UNDER = {"axolotl": "src"}

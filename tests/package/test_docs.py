@@ -25,7 +25,20 @@ from rollout_corr.testing import example_batch
 MATHS = DOCS / "math.md", DOCS / "loss_math.md"
 GUIDES = [DOCS / f"{name}.md" for name in ("guide", "batches", "turns_groups_labels", "troubleshooting")]
 MAPS = [ROOT / "kernels" / "README.md", *sorted((ROOT / "rollout_corr").glob("**/README.md"))]
-LINKED = [*PAGES, *MAPS, *(ROOT / name for name in ("CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md"))]
+# What the pages rest on: tables that tests make, next to them.
+EVIDENCE = [*(ROOT / "tests").glob("*/*.md"), *(ROOT / "benchmarks").glob("*.md"), *(ROOT / "upstream").glob("*.md")]
+BESIDE = ("CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "MAINTAINING.md")
+LINKED = [*PAGES, *MAPS, *EVIDENCE, *(ROOT / name for name in BESIDE)]
+# Figures of trust.md, where they come from.
+FIGURES = {
+    "conformance": (r"^([\d,]+) rows, ([\d,]+) cases", r"([\d.]+ %) of those that can be"),
+    "diagnose": (r"kinds, (\d+) of them with a bug", r"(\d+ of \d+) dumps \(", r"still named, (\d wrongly)"),
+    "engine": (
+        r"names (\d+) of the (\d+)\s+ill ones, finds (\d+ too small)",
+        r"in (\d+) healthy ones",
+        r"other (\d+ presets)",
+    ),
+}
 
 # What a Spec or a Loss may ask for: each value has its formula in math.md or loss_math.md.
 CHOICES = {
@@ -155,6 +168,16 @@ def test_estimators_page_is_fresh():
         assert re.sub(number, "0", old) == re.sub(number, "0", new), wanted
         values = ([float(x) for x in re.findall(number, text)] for text in (old, new))
         assert next(values) == pytest.approx(next(values), rel=0.02, abs=0.02), wanted
+
+
+def test_the_page_of_trust_has_the_figures_of_its_evidence():
+    page = " ".join((DOCS / "trust.md").read_text(encoding="utf-8").split())
+    for folder, patterns in FIGURES.items():
+        text = (ROOT / "tests" / folder / "README.md").read_text(encoding="utf-8")
+        for pattern in patterns:
+            (found,) = re.findall(pattern, text, re.MULTILINE)
+            missing = [figure for figure in ([found] if isinstance(found, str) else found) if figure not in page]
+            assert not missing, f"{folder}: {missing}"
 
 
 def test_what_to_cite_stands_on_the_page_of_references():

@@ -1,4 +1,4 @@
-"""The training run of docs/training_run.md: repeatable, every arm does what its name says, the page has its numbers."""
+"""The training runs of docs/trust.md: repeatable, every arm does what its name says, the page has its numbers."""
 
 from __future__ import annotations
 
@@ -115,9 +115,10 @@ def test_the_committed_tables_are_the_committed_numbers(results):
     whole = f"{results.table_of(engine)}\n{results.over_time(engine)}"
     for page, table in (
         ("docs/mismatch_rl/results.md", results.table_of(short)),
-        ("docs/training_run.md", results.table_of(short)),
+        ("docs/trust.md", results.table_of(short)),
         ("docs/engine_rl/results.md", whole),
-        ("docs/engine.md", whole),
+        ("docs/trust.md", results.table_of(engine)),
+        ("tests/engine/README.md", results.over_time(engine)),
     ):
         assert table in (ROOT / page).read_text(encoding="utf-8"), page
     alone = engine | {"curves": {"no mismatch": engine["curves"]["no mismatch"]}}
