@@ -1,4 +1,4 @@
-"""The tables of benchmarks.md, kernels.md and README, from the committed results: `python -m benchmarks.report`."""
+"""The tables of pages and README, from the committed results: `python -m benchmarks.report`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from benchmarks.costs import tables as costs
-from benchmarks.cpu.tables import DISTURBED, absent, all_tables, readme
+from benchmarks.cpu.tables import DISTURBED, absent, all_tables, in_short
 from benchmarks.cpu.turns import BUSY
 from benchmarks.gpu_report import page as gpu_page
 from benchmarks.machine import RESULTS, ROOT
@@ -16,12 +16,14 @@ from rollout_corr.whole_files import write_whole
 
 CPU_RESULTS, GPU_RESULTS, COSTS, STEPS = (RESULTS / f"{name}.json" for name in ("cpu", "gpu", "costs", "steps"))
 PAGE, KERNELS = ROOT / "docs" / "benchmarks.md", ROOT / "docs" / "kernels.md"
+TABLES = ROOT / "benchmarks" / "tables.md"
 README = ROOT / "README.md"
 
 # A part of the page that is made, by its name.
 BEGIN, END = "<!-- {}: made by `python -m benchmarks.report`; a test compares them -->", "<!-- end of what is made -->"
 
 
+NO_RESULT = ["No result is committed yet."]
 NO_GPU_YET = (
     "No number in this project was measured on a GPU yet. What bounds each kernel is on [their page](kernels.md).\n"
 )
@@ -30,16 +32,16 @@ NO_GPU_YET = (
 def page(text: str, results: Found | None, of_gpu: Found | None, counted: Found, of_steps: Found) -> str:
     """Return docs/benchmarks.md with the parts that are made of results of the CPU, of a GPU and of counts."""
     head = [["call", "who", *costs.AMOUNTS[:2], "bytes moved a token"], [":--", ":--", *["--:"] * 3]]
-    parts = {
-        "headline": markdown_rows(head + costs.headline(counted)),
-        "costs": below(markdown(costs.all_tables(counted))),
-        "steps": markdown([costs.steps(of_steps)])[2:],
-        "gpu": [NO_GPU_YET] if of_gpu is None else below(gpu_page.body(of_gpu)),
-        "cpu": ["No result is committed yet."] if results is None else of_cpu(results),
-    }
-    for name, lines in parts.items():
-        text = filled(text, name, lines)
-    return text
+    text = filled(text, "headline", markdown_rows(head + costs.headline(counted)))
+    text = filled(text, "steps", markdown([costs.steps(of_steps)])[2:])
+    text = filled(text, "gpu", [NO_GPU_YET] if of_gpu is None else below(gpu_page.body(of_gpu)))
+    return filled(text, "times", NO_RESULT if results is None else in_short(results))
+
+
+def every_table(text: str, results: Found | None, counted: Found) -> str:
+    """Return benchmarks/tables.md with everybody's costs, and times of every size."""
+    text = filled(text, "costs", below(markdown(costs.all_tables(counted))))
+    return filled(text, "cpu", NO_RESULT if results is None else of_cpu(results))
 
 
 def filled(text: str, name: str, lines: Iterable[str]) -> str:
@@ -56,10 +58,10 @@ def of_kernels(text: str, of_steps: Found) -> str:
     return filled(text, "steps", markdown_rows(costs.steps_of_ours(of_steps)))
 
 
-def of_readme(text: str, results: Found | None, counted: Found, of_steps: Found) -> str:
+def of_readme(text: str, results: Found | None, of_steps: Found) -> str:
     """Return README with its tables of counts and of times."""
     text = filled(text, "steps", markdown_rows(costs.steps_in_short(of_steps)))
-    return readme(text, results, costs.sentence(counted))
+    return filled(text, "times", NO_RESULT if results is None else in_short(results))
 
 
 def of_cpu(results: Found) -> list[str]:
@@ -103,11 +105,12 @@ def counted_steps() -> Found:
 
 
 def main() -> None:
-    """Write the pages, and the tables in README."""
+    """Write the tables into their pages."""
     text = PAGE.read_text(encoding="utf-8")
     write_whole(PAGE, page(text, load(), load(GPU_RESULTS), counted(), counted_steps()))
     write_whole(KERNELS, of_kernels(KERNELS.read_text(encoding="utf-8"), counted_steps()))
-    write_whole(README, of_readme(README.read_text(encoding="utf-8"), load(), counted(), counted_steps()))
+    write_whole(TABLES, every_table(TABLES.read_text(encoding="utf-8"), load(), counted()))
+    write_whole(README, of_readme(README.read_text(encoding="utf-8"), load(), counted_steps()))
 
 
 if __name__ == "__main__":

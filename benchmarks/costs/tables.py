@@ -108,16 +108,6 @@ def headline(results: Found) -> list[list[str]]:
     return found
 
 
-def sentence(results: Found) -> str:
-    """Say in README what calls cost in rows with padding; of a loss with its backward."""
-    costs = ["{} / {} / {}".format(*row[2:]) for row in headline(results)]
-    form = (
-        "Launches / waits / bytes a token, counted without a GPU, padded: correction {}, verl (bypass) {}, TRL {} "
-        "without metrics, torch.compile {} with ten; PPO {}, verl {}, TRL {}, torch.compile {}."
-    )
-    return form.format(*costs)
-
-
 def steps(results: Found) -> Table:
     """Make the table of a whole step, per valid token."""
     head = ["who", "layout", "launches", "waits", "bytes", "of sectors", "instructions", "peak memory"]

@@ -27,7 +27,6 @@ MOST_TEMPORARIES = 0.1
 MOST_IMPORT_MS = 50.0
 
 # README's table.
-BEGIN, END = "<!-- made by `python -m benchmarks.report`; a test compares them -->\n", "<!-- end of what is made -->"
 IN_README = (VERL, BY_HAND, OURS, VERL_METRICS)
 
 
@@ -204,27 +203,18 @@ def all_tables(results: Found) -> list[Table]:
     return [one for one in found if one.rows]
 
 
-def readme(page: str, results: Found | None, counted: str) -> str:
-    """Return README with its table of speed, milliseconds on one thread, and a sentence of counts."""
-    before, begin, rest = page.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not (begin and end):
-        raise ValueError(f"page: expected {BEGIN.strip()} and then {END}, got a page without them")
-    made = ""
-    if results is not None:
-        cases = usual(results)
-        lines = [["milliseconds a call, 1 thread", *IN_README]]
-        lines += [[":--", *["--:"] * len(IN_README)]]
-        for case in cases:
-            shape = tuple(case["shape"])
-            # The packed one is that in which the others do best.
-            weights = case["workload"] != "metrics only"
-            if shape in (SMALL, LARGE) and (weights or (case["layout"] == "padded" and shape == LARGE)):
-                taken = [number(median(case, name)) for name in IN_README]
-                lines.append([f"{size(case)}, {case['layout']}, {case['workload']}", *taken])
-        about: dict[str, Any] = results["machine"]
-        where = f"{about['cpu']}, torch {about['torch']}, {results['date']}, commit {results['commit'][:12]}."
-        faults = "At 2048 x 8192 verl and torch by hand spend much of it on page faults ([more](docs/benchmarks.md))."
-        about_them = textwrap.fill(f"Times: {where} {faults} {counted}", 160, break_on_hyphens=False)
-        made = "\n".join([*markdown_rows(lines), "", about_them])
-    return "\n".join([before + BEGIN, made, END + after])
+def in_short(results: Found) -> list[str]:
+    """Lay out the table of README, milliseconds on one thread, and where they were taken."""
+    lines = [["milliseconds a call, 1 thread", *IN_README]]
+    lines += [[":--", *["--:"] * len(IN_README)]]
+    for case in usual(results):
+        shape = tuple(case["shape"])
+        # The packed one is that in which the others do best.
+        weights = case["workload"] != "metrics only"
+        if shape in (SMALL, LARGE) and (weights or (case["layout"] == "padded" and shape == LARGE)):
+            taken = [number(median(case, name)) for name in IN_README]
+            lines.append([f"{size(case)}, {case['layout']}, {case['workload']}", *taken])
+    about: dict[str, Any] = results["machine"]
+    where = f"{about['cpu']}, torch {about['torch']}, {results['date']}, commit {results['commit'][:12]}."
+    faults = "At 2048 x 8192 verl and torch by hand spend much of it on page faults."
+    return [*markdown_rows(lines), "", textwrap.fill(f"Times: {where} {faults}", 130, break_on_hyphens=False)]

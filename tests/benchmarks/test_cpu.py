@@ -140,8 +140,7 @@ def test_disturbed_rounds_are_dropped():
 
 
 def test_tables_say_medians_and_ratios():
-    old = report.PAGE.read_text(encoding="utf-8")
-    page = report.page(old, results_of_cpu(), None, report.counted(), report.counted_steps())
+    page = report.every_table(report.TABLES.read_text(encoding="utf-8"), results_of_cpu(), report.counted())
     for line in (
         "| 2048 x 8192 | padded | metrics only | 2.00 | 6.00 | 20.0 | 10.0 x | 3.0 x | 2.00 | 3 | 33% |",
         "| 2048 x 8192 | padded | metrics only | 10.0 x | 10.0 x | 3.0 x |",
@@ -159,20 +158,23 @@ def test_page_is_made_from_the_results():
     steps = report.counted_steps()
     made = report.page(page, report.load(), report.load(report.GPU_RESULTS), report.counted(), steps)
     assert page == made, "run python -m benchmarks.report"
+    tables = report.TABLES.read_text(encoding="utf-8")
+    assert tables == report.every_table(tables, report.load(), report.counted()), "run python -m benchmarks.report"
     kernels = report.KERNELS.read_text(encoding="utf-8")
     assert kernels == report.of_kernels(kernels, steps), "run python -m benchmarks.report"
 
 
 def test_readme_has_the_committed_speeds():
     page = report.README.read_text(encoding="utf-8")
-    made = report.of_readme(page, report.load(), report.counted(), report.counted_steps())
+    made = report.of_readme(page, report.load(), report.counted_steps())
     assert made == page, "run python -m benchmarks.report"
-    made = cpu_tables.readme(f"before\n{cpu_tables.BEGIN}old\n{cpu_tables.END}\nafter", results_of_cpu(), "counts.")
+    begin = report.BEGIN.format("times")
+    made = report.filled(f"before\n{begin}old\n{report.END}\nafter", "times", cpu_tables.in_short(results_of_cpu()))
     assert "| 2048 x 8192, padded, metrics only | 20.0 | 6.00 | 2.00 |" in made and f"commit {'c' * 12}." in made
     assert "| milliseconds a call, 1 thread | verl |" in made and "old" not in made
     assert made.startswith("before\n") and made.endswith("\nafter")
-    with pytest.raises(ValueError, match="page: expected <!-- made by"):
-        cpu_tables.readme("no comments", results_of_cpu(), "")
+    with pytest.raises(ValueError, match="page: expected <!-- times: made by"):
+        report.filled("no comments", "times", [])
 
 
 # --- policy losses ----------------------------------------------------------------------------------------------------

@@ -28,9 +28,7 @@ def test_doctor_names_the_cause(model, mode):
     assert (judged == "wrong") == (missed is not None), (said, missed, ACCEPTED[mode])
     assert missed in (None, said)
     told = said if judged != "too small" else judged
-    assert told == shown(model, mode), (
-        "tests/engine/README.md is older than doctor: PYTHONPATH=tests:. python -m engine.page"
-    )
+    assert told == shown(model, mode), "README.md is older than doctor: PYTHONPATH=tests:. python -m engine.page"
 
 
 @pytest.mark.parametrize(("model", "mode"), [case for case in CASES if ACCEPTED[case[1]] == HEALTHY])
