@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import sys
 import textwrap
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from itertools import groupby
 
 from rollout_corr.frameworks.shared.lookup import every_preset, every_recipe, readable, recipe_names, spec_names
 from rollout_corr.frameworks.shared.preset import Preset
 from rollout_corr.specs.checked import expression
-from rollout_corr.specs.surrogate import Surrogate
 
 BEGIN = "<!-- made by `python -m builders.framework_tables {}`; a test compares them -->"
 END = "<!-- end of what is made -->"
@@ -28,48 +29,51 @@ from typing import Literal
 
 
 def presets() -> str:
-    """Return the table of specs by name: arguments, what each does, the version it matches, the Spec itself."""
+    """Return the table of specs by name: arguments, and what each does; above it the version that most match."""
     lines = [BEGIN.format("presets")]
-    for framework, found in groupby(every_preset(), key=_framework):
-        lines += ["", f"### {framework}", "", *_header("name", "what it does", "matches", "Spec")]
-        lines += [
-            _row(_code(_call(preset)), preset.about, preset.matches, _code(expression(preset.build())))
+    for framework, group in groupby(every_preset(), key=_framework):
+        found = list(group)
+        usual = _most(preset.matches for preset in found)
+        cells = [
+            (_code(_call(preset)), preset.about + ("" if preset.matches == usual else f" ({preset.matches})"))
             for preset in found
         ]
+        lines += _folded(framework, f"as in {usual}", ("name", "what it does"), cells)
     return "\n".join([*lines, "", END, ""])
 
 
 def losses() -> str:
     """Return the tables of recipes: log-probs that each needs, its loss, its spec by name, and what it is divided by.
 
-    Recipes of a framework that differ in their names alone share a row.
+    Recipes of a framework that differ in their names alone share a row. A note that all of them have stands above.
     """
     lines = [BEGIN.format("losses")]
     specs = {preset.name: preset.build() for preset in every_preset()}
     for framework, found in groupby(every_recipe().items(), key=lambda item: item[0].partition(".")[0]):
-        lines += [
-            "",
-            f"### {framework}",
-            "",
-            *_header("recipe", "log-probs", "loss of a token", "spec", "mean", "note"),
-        ]
         rows: dict[tuple[str, ...], list[str]] = {}
         for name, recipe in found:
             made = recipe.build()
             loss, mean = made.loss, made.loss.mean
-            terms = [f"; {_code(expression(term))}" for term in (loss.kl, loss.regularizer) if term is not None]
+            terms = [term for term in (loss.surrogate, loss.kl, loss.regularizer) if term is not None]
             # The name of the Spec that the recipe runs, its own if there is one.
             same = [preset for preset, spec in specs.items() if spec == made.spec]
             cells = (
-                ", ".join(map(_code, recipe.needs)) or "-",
-                _loss(loss.surrogate) + "".join(terms),
+                ", ".join(need.removesuffix("_logp") for need in recipe.needs) or "-",
+                " + ".join(_code(expression(term).replace(", ", ",")) for term in terms),
                 "-" if made.spec is None else "of its name" if name in same else _code(same[0]),
                 (mean.of if mean.length is None else f"{mean.of} / {mean.length:g}")
                 + ("" if mean.of == "sum" or mean.over == "original" else f" over {mean.over}"),
                 recipe.note or "-",
             )
             rows.setdefault(cells, []).append(_code(name))
-        lines += [_row(", ".join(names), *cells) for cells, names in rows.items()]
+        notes = [cells[-1].split("; ") for cells in rows]
+        every = [note for note in notes[0] if note != "-" and all(note in others for others in notes)]
+        made_rows = [
+            (", ".join(names), *cells[:-1], "; ".join(n for n in cells[-1].split("; ") if n not in every) or "-")
+            for cells, names in rows.items()
+        ]
+        head = ("recipe", "log-probs", "loss", "spec", "mean", "note")
+        lines += _folded(framework, "; ".join(every), head, made_rows)
     return "\n".join([*lines, "", END, ""])
 
 
@@ -99,12 +103,19 @@ def _wrapped(names: list[str]) -> str:
     return "\n".join(lines)
 
 
-def _loss(surrogate: Surrogate) -> str:
-    return surrogate.explain() if surrogate.coef == 1.0 else f"{surrogate.coef:g} of {surrogate.explain()}"
+def _most(texts: Iterable[str]) -> str:
+    """The text that stands there most often, of several the first."""
+    return Counter(texts).most_common(1)[0][0]
 
 
 def _framework(preset: Preset) -> str:
     return preset.name.partition(".")[0]
+
+
+def _folded(framework: str, about: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """A heading, and below it a table that opens at a click; its summary has the number of rows."""
+    summary = f"<details markdown><summary>{len(rows)} row{'s' * (len(rows) != 1)}{about and f': {about}'}</summary>"
+    return ["", f"### {framework}", "", summary, "", *_header(*head), *(_row(*row) for row in rows), "", "</details>"]
 
 
 def _header(*names: str) -> list[str]:

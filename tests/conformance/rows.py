@@ -41,8 +41,9 @@ def keep_results() -> None:
 
 @cache
 def words_of(page: str) -> str:
-    """Read a page of docs/, on one line."""
-    return " ".join((DOCS / page).read_text(encoding="utf-8").split())
+    """Read a page, differences.md here or one of docs/, on one line."""
+    here = Path(__file__).with_name(page)
+    return " ".join((here if here.exists() else DOCS / page).read_text(encoding="utf-8").split())
 
 
 Shown = Callable[[Any, Any, Batch], bool]
@@ -54,7 +55,7 @@ class Declared:
 
     Attributes:
         name: A few words for the table.
-        page: The page that states it, of docs/.
+        page: The page that states it: differences.md, or one of docs/.
         says: Words of that page; a test looks for them.
         when: Tells of a batch and settings whether the difference can appear there.
         keys: The results that may differ; none named: each of them.
@@ -130,9 +131,9 @@ def in_clean_rows(theirs: Any, ours: Any, given: Batch) -> bool:
 
 
 NONFINITE = among("infinite", "nan_in_front")
-BF16 = Declared("subtract in bf16", "presets.md", "subtract in bf16", among("bf16"))
+BF16 = Declared("subtract in bf16", "differences.md", "subtract in bf16", among("bf16"))
 PROPAGATES = Declared(
-    "non-finite log-probs go on into the loss there", "presets.md", "let the NaN through into the loss", NONFINITE
+    "non-finite log-probs go on into the loss there", "differences.md", "let the NaN through into the loss", NONFINITE
 )
 FAR = (
     beyond(20.0, "new", "ref"),
@@ -140,7 +141,7 @@ FAR = (
 )
 CLAMP = Declared(
     "exponents beyond +-20",
-    "presets.md",
+    "differences.md",
     "the exponent is then clamped to +-20",
     lambda given, settings: any(far(given, settings) for far in FAR),
 )

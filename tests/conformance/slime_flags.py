@@ -14,7 +14,7 @@ from conformance.samples import bounds
 
 EMPTY = Declared(
     "a sample without a token counts as one token",
-    "losses.md",
+    "differences.md",
     "`calculate_per_token_loss` of slime and miles | counts a sample without a token as one token",
     lambda given, settings: settings["calculate_per_token_loss"] and not bool(given.mask.any(1).all()),
 )
@@ -26,7 +26,7 @@ EMPTY_NORMALIZED = Declared(
 )
 FAR_KL = Declared(
     "low_var_kl is clamped after its ratio",
-    "losses.md",
+    "differences.md",
     "clamps at 10 after it multiplies by the ratio",
     lambda given, settings: (
         settings["use_kl_loss"]
@@ -37,7 +37,7 @@ FAR_KL = Declared(
 )
 GSPO_OVER_ALL = Declared(
     "gspo's ratio next to rejected tokens",
-    "losses.md",
+    "differences.md",
     "takes the mean over all tokens of a sequence",
     lambda given, settings: (
         settings["advantage_estimator"] == "gspo" and _uses_mis(settings) and _rejects_tokens(settings)

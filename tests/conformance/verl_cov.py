@@ -49,7 +49,7 @@ def ties(given: Batch, settings: dict[str, Any]) -> bool:
     return count < len(found) and bool((found[count - 1] - found[count]).abs() <= 1e-6 * scale)
 
 
-TIED = Declared("covariances that tie", "losses.md", "takes all tied tokens", ties)
+TIED = Declared("covariances that tie", "differences.md", "takes all tied tokens", ties)
 
 
 def rows(source: Source, declared: tuple[Declared, ...]) -> Iterator[Row]:

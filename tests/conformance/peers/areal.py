@@ -75,37 +75,37 @@ def ties(given: Batch) -> bool:
 
 KL_NONFINITE = Declared(
     "a divergence that is no number rejects its sequence here, its token there",
-    "presets.md",
+    "differences.md",
     "AReaL, metrics kl_* and binary_kl",
     lambda given, settings: NONFINITE(given, settings) and settings.get("metric", "binary_kl") != "ratio",
 )
 ROUNDS_TO_ONE = Declared(
-    "probability 1 passes here, fails there", "presets.md", "AReaL drops a token whose probability", rounds_to_one
+    "probability 1 passes here, fails there", "differences.md", "AReaL drops a token whose probability", rounds_to_one
 )
 SMALL = Declared(
     "a probability below 1e-8",
-    "presets.md",
+    "differences.md",
     "Values differ for tokens whose probability is below eps",
     lambda given, settings: bool(
         (torch.stack([given.old, given.rollout])[:, given.mask].double() < torch.tensor(1e-8).log()).any()
     ),
 )
-BINARY_BF16 = Declared("divergence in bf16", "presets.md", "AReaL computes the binary KL in bf16", among("bf16"))
+BINARY_BF16 = Declared("divergence in bf16", "differences.md", "AReaL computes the binary KL in bf16", among("bf16"))
 TIES = Declared(
     "tokens of equal D^2",
-    "presets.md",
+    "differences.md",
     "areal.m2po keeps or drops tokens of equal D^2 together",
     lambda given, settings: ties(given),
 )
 NOTHING_FINITE = Declared(
     "no token has a finite D",
-    "presets.md",
+    "differences.md",
     "areal.m2po drops a token whose D is NaN",
     lambda given, settings: nothing_finite(given),
 )
 PROXIMAL = Declared(
     "AReaL stops at a proximal policy that is not finite",
-    "losses.md",
+    "differences.md",
     "proximal log-probs that are not finite",
     lambda given, settings: NONFINITE(given, settings) and not bool(given.old[given.mask].isfinite().all()),
 )

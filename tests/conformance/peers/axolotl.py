@@ -56,19 +56,19 @@ def floored(given: Batch, settings: dict[str, Any]) -> bool:
 
 def of_mode(**mode: str) -> tuple[Declared, ...]:
     """Declare the difference at masked tokens, and at others where a sequence ties them to masked ones."""
-    stated = "a ratio that is masked", "presets.md", "axolotl's masks set a rejected weight to 0"
+    stated = "a ratio that is masked", "differences.md", "axolotl's masks set a rejected weight to 0"
     return (
         Declared(*stated, lambda b, s: floored(b, mode | s), shows=where_ours_trains),
         Declared(*stated, lambda b, s: floored(b, mode | s) and tied(DEFAULTS | mode | s)),
     )
 
 
-EMPTY = Declared("no token", "losses.md", "0 / 0 is NaN", among("all_masked"))
+EMPTY = Declared("no token", "differences.md", "0 / 0 is NaN", among("all_masked"))
 KL_RATIO = Declared(
-    "the KL's ratio", "losses.md", "weighted by the ratio of the sequence", lambda b, s: weighed_kl(b, DEFAULTS | s)
+    "the KL's ratio", "differences.md", "weighted by the ratio of the sequence", lambda b, s: weighed_kl(b, DEFAULTS | s)
 )
 PADDED_LUSPO = Declared(
-    "luspo over padding", "losses.md", "averages tokens over padding", lambda b, s: tokenwise(b, DEFAULTS | s)
+    "luspo over padding", "differences.md", "averages tokens over padding", lambda b, s: tokenwise(b, DEFAULTS | s)
 )
 
 

@@ -48,8 +48,8 @@ def spoiled(given: Batch, settings: dict[str, Any]) -> bool:
     return settings.get("off_policy_masking_delta") is not None and not given.finite
 
 
-SPOILED = Declared("a running sum", "losses.md", "which such a token spoils", spoiled)
-CUT = Declared("the KL beyond 10", "losses.md", "the product is cut at 10", cut)
+SPOILED = Declared("a running sum", "differences.md", "which such a token spoils", spoiled)
+CUT = Declared("the KL beyond 10", "differences.md", "the product is cut at 10", cut)
 
 
 def rows(source: Source) -> Iterator[Row]:

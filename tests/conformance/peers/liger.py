@@ -33,9 +33,9 @@ TAKEN = (
     *("vespo_k_pos", "vespo_lambda_pos", "vespo_k_neg", "vespo_lambda_neg"),
 )
 
-KL_RATIO = Declared("the KL's ratio", "losses.md", "weighted by the ratio of the sequence", trl.weighed_kl)
+KL_RATIO = Declared("the KL's ratio", "differences.md", "weighted by the ratio of the sequence", trl.weighed_kl)
 PADDED_LUSPO = Declared(
-    "luspo over padding", "losses.md", "Liger Kernel's luspo | averages over padding", trl.tokenwise
+    "luspo over padding", "differences.md", "Liger Kernel's luspo | averages over padding", trl.tokenwise
 )
 
 # The kernels have a loss for each token at the level of sequences too.

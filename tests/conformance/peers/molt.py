@@ -20,11 +20,11 @@ DISTRIBUTION, PACKAGE, CHECKOUT = None, "molt", "molt"
 LOSS, UTILS = "molt/models/loss.py", "molt/models/utils.py"
 
 NO_NUMBER = Declared(
-    "a non-finite token", "presets.md", "molt | NaN: D = 0. Infinite: D = +-30. The ratio new/old likewise", NONFINITE
+    "a non-finite token", "differences.md", "molt | NaN: D = 0. Infinite: D = +-30. The ratio new/old likewise", NONFINITE
 )
 SUMMED = Declared(
     "gradients added in bf16",
-    "losses.md",
+    "differences.md",
     "molt's KL next to its policy loss, bf16 log-probs",
     lambda given, settings: given.kind == "bf16" and settings["kl"]["use_loss"],
 )

@@ -50,7 +50,7 @@ REPORT = {
 
 NO_NUMBER = Declared(
     "a non-finite token rejects its sequence here, itself there",
-    "presets.md",
+    "differences.md",
     "NeMo RL | weight 0 at that token",
     NONFINITE,
 )
@@ -63,7 +63,7 @@ def large_kl(given: Batch, settings: dict[str, Any]) -> bool:
     return bool((k.exp() - 1.0 - k > 10.0).any())
 
 
-LARGE_KL = Declared("a KL beyond its clamp", "losses.md", "NeMo RL's KL beyond `kl_output_clamp_value`", large_kl)
+LARGE_KL = Declared("a KL beyond its clamp", "differences.md", "NeMo RL's KL beyond `kl_output_clamp_value`", large_kl)
 # The KL that a recipe has without being asked, which is ClippedPGLossConfig's.
 DEFAULTS: dict[str, dict[str, float]] = {"ppo": {}, "grpo": {"reference_policy_kl_penalty": 0.01}}
 

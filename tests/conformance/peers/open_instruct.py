@@ -31,7 +31,7 @@ DISTRIBUTION, PACKAGE, CHECKOUT = None, "open_instruct", "open-instruct"
 
 UTILS, STEP = "open_instruct/grpo_utils.py", "open_instruct/grpo_fast.py"
 
-NO_NUMBER = Declared("a non-finite token", "presets.md", "open-instruct | NaN becomes a sentinel", NONFINITE)
+NO_NUMBER = Declared("a non-finite token", "differences.md", "open-instruct | NaN becomes a sentinel", NONFINITE)
 NAMES = {
     "mask_lower": "rho_mask_lower_bound",
     "mask_upper": "rho_mask_upper_bound",

@@ -57,12 +57,12 @@ def beyond_eps(given: Batch, settings: dict[str, Any]) -> bool:
 
 NO_NUMBER = Declared(
     "a non-finite token",
-    "presets.md",
+    "differences.md",
     "OpenRLHF, mode mask | weight 0 at the token, or its sequence at level seq",
     NONFINITE,
 )
-ROUNDED = Declared("its binary KL rounds below 0", "presets.md", "drops tokens whose KL rounds", rounds_below_zero)
-EPS = Declared("a probability below eps", "presets.md", "Values differ for tokens whose probability", beyond_eps)
+ROUNDED = Declared("its binary KL rounds below 0", "differences.md", "drops tokens whose KL rounds", rounds_below_zero)
+EPS = Declared("a probability below eps", "differences.md", "Values differ for tokens whose probability", beyond_eps)
 NOTHING = Declared(
     "no token: NaN there", "dropins_in_depth.md", "a batch without a token is a loss of NaN", among("all_masked")
 )

@@ -21,7 +21,7 @@ ACTOR = "rlinf/workers/actor/megatron_actor_worker.py"
 
 ROWS = Declared(
     "a sample without a token counts, and its mean is NaN",
-    "losses.md",
+    "differences.md",
     "counts samples without a token, so that seq-mean-token-mean is NaN",
     lambda given, settings: (
         settings.get("loss_agg_func", "token-mean") != "token-mean" and not bool(given.mask.any(1).all())

@@ -36,7 +36,7 @@ AGENTIC = "roll/pipeline/agentic/agentic_actor_worker.py"
 
 TOKEN_MEAN = Declared(
     "its token-mean adds up filtered tokens too",
-    "losses.md",
+    "differences.md",
     "adds up masked and filtered tokens too",
     lambda given, settings: settings.get("loss_agg_mode") == "token-mean",
     shows=where_ours_trains,

@@ -60,7 +60,7 @@ WITHIN = (2e-6, 2e-5)
 
 NO_NUMBER = Declared(
     "a non-finite token rejects its sequence here",
-    "presets.md",
+    "differences.md",
     "Most frameworks let the NaN through into the loss (verl's weights, xtuner, SkyRL",
     NONFINITE,
 )
@@ -72,7 +72,7 @@ PADDING = Declared(
 )
 LEFT_OUT = Declared(
     "a token that is not finite is left out here",
-    "losses.md",
+    "differences.md",
     "NaN or infinity at a valid token; with a sum over rows at a masked one too",
     among("infinite", "nan_in_front", "nan_behind_mask"),
     shows=in_clean_rows,

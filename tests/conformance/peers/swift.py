@@ -55,7 +55,7 @@ DECLARED = (
     CLAMP,
     Declared(
         "a batch without a token",
-        "losses.md",
+        "differences.md",
         "0 / 0 is NaN",
         lambda given, settings: (
             (settings.get("loss_type") in ("dapo", "cispo") or "half_life" in settings) and not bool(given.mask.any())
@@ -66,7 +66,7 @@ DECLARED = (
 
 EMPTY = Declared(
     "a sequence without a token next to others of its group",
-    "losses.md",
+    "differences.md",
     "counts among the sequences with A <= 0, with a score of 0",
     lambda given, settings: bool((~given.mask.any(1)).any()),
 )

@@ -74,19 +74,19 @@ def tokenwise(given: Batch, settings: dict[str, Any]) -> bool:
     return bool(not sequence_level(settings) or settings.get("beta") or weights)
 
 
-NO_NUMBER = Declared("not finite", "presets.md", "NaN: ratio 1. Infinite: the largest float", NONFINITE)
+NO_NUMBER = Declared("not finite", "differences.md", "NaN: ratio 1. Infinite: the largest float", NONFINITE)
 DECLARED = (
     NO_NUMBER,
     BF16,
     CLAMP,
-    Declared("the KL's ratio", "losses.md", "weighted by the ratio of the sequence", weighed_kl),
+    Declared("the KL's ratio", "differences.md", "weighted by the ratio of the sequence", weighed_kl),
 )
 # Of the versions before 1.16.0.
-PADDED_LUSPO = Declared("luspo over padding", "losses.md", "averages tokens over padding", tokenwise)
+PADDED_LUSPO = Declared("luspo over padding", "differences.md", "averages tokens over padding", tokenwise)
 
 MASKED_VESPO = Declared(
     "vespo of masked sequences",
-    "losses.md",
+    "differences.md",
     "the weight has a floor of 1e-8 in its ratio",
     # Beside a KL such a weight is rounded away, in an order that autograd chooses.
     lambda given, settings: bool(
@@ -307,7 +307,7 @@ def _geometric(source: Source) -> Row:
 
     drawn = draw(epsilon=(0.4, 0.05), epsilon_high=(None, 0.1), beta=(0.0, 0.04))
     says = "the geometric mean of no ratios is 1, so it adds"
-    empty = Declared("a completion without a token", "losses.md", says, among("all_masked", "empty_rows"))
+    empty = Declared("a completion without a token", "differences.md", says, among("all_masked", "empty_rows"))
     declared = (PROPAGATES, BF16, CLAMP, empty)
     return recipe("trl.gmpo", f"{GEOMETRIC}: _compute_loss", loss, drawn, declared=declared, kinds=PADDED)
 

@@ -37,18 +37,18 @@ DECLARED = (
     trl.CLAMP,
     Declared(
         "the KL's ratio",
-        "losses.md",
+        "differences.md",
         "weighted by the ratio of the sequence",
         lambda given, settings: trl.weighed_kl(given, {"beta": 0.001, **settings}),
     ),
-    Declared("a large KL", "losses.md", "its product with the ratio exceeds 10", large_kl),
+    Declared("a large KL", "differences.md", "its product with the ratio exceeds 10", large_kl),
 )
 # Of the versions before 2026.10.
 OLD = (
-    Declared("luspo over padding", "losses.md", "averages tokens over padding", trl.tokenwise),
+    Declared("luspo over padding", "differences.md", "averages tokens over padding", trl.tokenwise),
     Declared(
         "a batch without a token",
-        "losses.md",
+        "differences.md",
         "0 / 0 is NaN",
         lambda given, settings: not bool(given.mask.any()),
     ),

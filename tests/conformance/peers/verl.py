@@ -64,7 +64,7 @@ COUNTED = (1e-7, 2e-5)
 
 NO_NUMBER = Declared(
     "a non-finite token rejects its sequence here",
-    "presets.md",
+    "differences.md",
     "Most frameworks let the NaN through into the loss (verl's weights",
     NONFINITE,
 )
@@ -91,7 +91,7 @@ WHOLE_ICEPOP = Declared(
 OF_CORRECTION = (BF16, NO_NUMBER, PADDING, ICEPOP)
 TINY = Declared(
     "a correlation of tiny probabilities",
-    "presets.md",
+    "differences.md",
     "where all probabilities of one side are below 1e-4",
     lambda given, settings: (
         bool(given.mask.any()) and min(float(x[given.mask].max()) for x in (given.old, given.rollout)) < math.log(1e-4)
@@ -101,12 +101,12 @@ TINY = Declared(
 
 LEFT_OUT = Declared(
     "a token that is not finite is left out here",
-    "losses.md",
+    "differences.md",
     "NaN or infinity at a valid token; with a sum over rows at a masked one too (verl",
     among("infinite", "nan_in_front", "nan_behind_mask"),
     shows=in_clean_rows,
 )
-EMPTY = Declared("no token: NaN there", "losses.md", "a batch without a token (verl", among("all_masked"))
+EMPTY = Declared("no token: NaN there", "differences.md", "a batch without a token (verl", among("all_masked"))
 # The mean of what verl has clamped to +-20.
 FAR_KL = Declared(
     "ppo_kl beyond +-20", "integrations.md", "Its `ppo_kl` does not clamp log-ratios", CLAMP.when, ("actor/ppo_kl",)

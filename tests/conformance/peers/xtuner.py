@@ -49,7 +49,7 @@ WITHIN = (2e-7, 2e-5)
 
 NO_NUMBER = Declared(
     "a non-finite token rejects its sequence here",
-    "presets.md",
+    "differences.md",
     "Most frameworks let the NaN through into the loss (verl's weights, xtuner",
     NONFINITE,
 )
@@ -61,7 +61,7 @@ PADDING = Declared(
 )
 OWN_MASK = Declared(
     "the report in mode mask with a mask threshold of its own",
-    "presets.md",
+    "differences.md",
     "so its report uses the mask's bounds",
     lambda given, settings: (
         settings["rollout_is_mode"] == "mask"
