@@ -65,7 +65,10 @@ def of_mode(**mode: str) -> tuple[Declared, ...]:
 
 EMPTY = Declared("no token", "differences.md", "0 / 0 is NaN", among("all_masked"))
 KL_RATIO = Declared(
-    "the KL's ratio", "differences.md", "weighted by the ratio of the sequence", lambda b, s: weighed_kl(b, DEFAULTS | s)
+    "the KL's ratio",
+    "differences.md",
+    "weighted by the ratio of the sequence",
+    lambda b, s: weighed_kl(b, DEFAULTS | s),
 )
 PADDED_LUSPO = Declared(
     "luspo over padding", "differences.md", "averages tokens over padding", lambda b, s: tokenwise(b, DEFAULTS | s)

@@ -20,7 +20,10 @@ DISTRIBUTION, PACKAGE, CHECKOUT = None, "molt", "molt"
 LOSS, UTILS = "molt/models/loss.py", "molt/models/utils.py"
 
 NO_NUMBER = Declared(
-    "a non-finite token", "differences.md", "molt | NaN: D = 0. Infinite: D = +-30. The ratio new/old likewise", NONFINITE
+    "a non-finite token",
+    "differences.md",
+    "molt | NaN: D = 0. Infinite: D = +-30. The ratio new/old likewise",
+    NONFINITE,
 )
 SUMMED = Declared(
     "gradients added in bf16",
