@@ -1,4 +1,4 @@
-"""The tables of docs/estimators.md: `PYTHONPATH=tests python -m builders.estimators` writes them."""
+"""What docs/math.md and docs/loss_math.md measure: `PYTHONPATH=tests python -m builders.estimators` writes it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 import rollout_corr as rc
 from builders.healthy import healthy
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "estimators.md"
+DOCS = Path(__file__).resolve().parents[2] / "docs"
 BEGIN = "<!-- made by `python -m builders.estimators`; a test compares them -->"
 END = "<!-- end of what is made -->"
 VOCABULARY, SIZES = 1000, (128, 16)
@@ -121,30 +121,26 @@ def changes() -> list[str]:
     return rows
 
 
-def tables() -> list[str]:
-    """The three tables of the page, in its order."""
-    return [
-        "\n".join(lines)
-        for lines in (
-            ["| KL | k1: bias | std | k2: bias | std | k3: bias | std |", "|--:|--:|--:|--:|--:|--:|--:|", *values()],
-            [
-                "| term | KL 0.01: bias | std | 0.1: bias | std | 1: bias | std |",
-                "|---|--:|--:|--:|--:|--:|--:|",
-                *gradients(),
-            ],
-            [f"| setting | {' | '.join(f'{256 // n} calls of {n}' for n in SIZES)} |", "|---|--:|--:|", *changes()],
-        )
-    ]
+def tables() -> dict[Path, list[str]]:
+    """The tables of each page, in its order."""
+    head = "| KL | k1: bias | std | k2: bias | std | k3: bias | std |", "|--:|--:|--:|--:|--:|--:|--:|"
+    of_gradients = "| term | KL 0.01: bias | std | 0.1: bias | std | 1: bias | std |", "|---|--:|--:|--:|--:|--:|--:|"
+    of_sizes = f"| setting | {' | '.join(f'{256 // n} calls of {n}' for n in SIZES)} |", "|---|--:|--:|"
+    return {
+        DOCS / "math.md": ["\n".join([*head, *values()]), "\n".join([*of_sizes, *changes()])],
+        DOCS / "loss_math.md": ["\n".join([*of_gradients, *gradients()])],
+    }
 
 
 def main() -> None:
-    """Write the tables in place of those of the page."""
-    text = PAGE.read_text(encoding="utf-8")
-    for place, table in enumerate(tables()):
-        parts = text.split(BEGIN)
-        parts[place + 1] = f"\n\n{table}\n\n{END}{parts[place + 1].partition(END)[2]}"
-        text = BEGIN.join(parts)
-    PAGE.write_text(text, encoding="utf-8")
+    """Write the tables in place of those of the pages."""
+    for page, made in tables().items():
+        text = page.read_text(encoding="utf-8")
+        for place, table in enumerate(made):
+            parts = text.split(BEGIN)
+            parts[place + 1] = f"\n\n{table}\n\n{END}{parts[place + 1].partition(END)[2]}"
+            text = BEGIN.join(parts)
+        page.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":
