@@ -24,7 +24,7 @@ from ..backends.turns import are_offsets, read_offsets_of_turns
 from ..definition.offsets import checked_offsets
 from ..definition.sequences import Packed
 from ..definition.tokens import compute_dtype
-from . import dump_threads
+from . import dump_thread
 from .dump_files import append, json_line, write_shard
 
 RESERVED = ("train_logp", "rollout_logp", "lengths", "step")
@@ -62,13 +62,13 @@ def dump(
     The call draws the sequences and starts their copies; a thread waits for the copies and writes. The call itself
     touches no disk, and raises nothing once its arguments are checked.
 
-    What the future has answered for is in the file, whatever becomes of the process: whole, once, and handed to the
-    kernel, so a kill cannot take it back; a power cut can. A failed call leaves nothing in the file, or its error
-    says how much of it remains. Threads and, where the file system has locks, processes may write to one path.
+    What the future has answered for is in the file, whole, once, and handed to the kernel, so a kill cannot take it
+    back; a power cut can. Processes may write to one folder; give each its own .jsonl file.
 
-    At most four calls wait for the disk on one path, and calls on eight paths; a further one writes nothing. A process
-    that ends waits ten seconds for its disk and then says in a RuntimeWarning what was not written. A forked process
-    has nothing of what waits in its parent, which writes it.
+    One thread writes, and at most eight calls wait for it; a further one writes nothing. A process that ends waits ten
+    seconds for its disk and then says in a RuntimeWarning how many calls were not written. What waits is lost where a
+    process is killed, or ends as `os._exit` and the processes of multiprocessing do: wait for the last future there.
+    A forked process writes its own calls; those that waited at the fork are the parent's, and so are their futures.
 
     Args:
         path: "x.jsonl", to which every call appends one line per sequence; or a folder, in which every call writes
@@ -113,24 +113,19 @@ def dump(
     future: Future[int] = Future()
     with suppress(OSError):  # a working folder that is gone: the thread will say so
         target = target.absolute()
-    threads = dump_threads.threads
-    if not threads.take(target):
+    if not dump_thread.has_place():
         future.set_result(0)
         return future
     try:
         with torch.no_grad():
             drawn = _drawn(fields, sequences, random.Random(seed))
             copied, event = _copied(drawn, fresh=drawn is not fields)
-        threads.submit(target, partial(_write, target, copied, event, sequences, step, seed), future)
+        dump_thread.submit(partial(_write, target, copied, event, sequences, step, seed), future)
     except Exception as error:  # noqa: BLE001 - no memory, a broken device: a training step goes on without its dump
-        threads.give_back(target)
         failure = RuntimeError(f"{target}: {error}; 0 sequences of this call are in it")
-        dump_threads.warn(str(failure))
+        dump_thread.warn(str(failure))
         failure.__cause__ = error
         future.set_exception(failure)
-    except BaseException:
-        threads.give_back(target)
-        raise
     return future
 
 

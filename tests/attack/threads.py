@@ -14,7 +14,7 @@ from builders.mode_cases import CALLS
 from builders.random_calls import random_batch, random_layout, random_spec
 
 THREADS = 6
-# Dumps of many threads are in tests/api/test_dump_threads.py.
+# Dumps of many threads are in tests/api/test_dump_thread.py.
 NAMES = ("correct", "metrics", "policy_loss", "filter_groups")
 
 

@@ -17,7 +17,6 @@ ROOT = Path(__file__).resolve().parents[2]
 NO_CACHES = {
     "kernels/uploads.py:_CAPTURED": "memory that captured graphs read",
     "kernels/uploads.py:_STREAMS": "a stream for each device",
-    "rollout_corr/api/dump_files.py:_clean": "folders that this process has tidied up",
     "rollout_corr/backends/first_call.py:COMPARED": "the kinds of devices on which kernels were compared",
     "rollout_corr/eject/calls.py:CONFIG": "what a copied file was written for",
     "rollout_corr/frameworks/shared/imports.py:_waiting": "what is to be done after imports",

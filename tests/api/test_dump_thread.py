@@ -1,22 +1,26 @@
-"""The threads of `rc.dump`: a hung disk, threads, forks and exits cost the training loop nothing."""
+"""The thread of `rc.dump`: a hung disk, threads, forks and exits cost the training loop nothing."""
 
 from __future__ import annotations
 
 import builtins
 import gc
 import os
+import subprocess
+import sys
+import textwrap
 import threading
 import time
 import weakref
 from concurrent.futures import wait
+from pathlib import Path
 from unittest import mock
 
 import pytest
 import torch
 
-from builders.dump_calls import Disk, call, plain_numbers
+from builders.dump_calls import Disk, call, forked, plain_numbers
 from rollout_corr.api import dump as dumping
-from rollout_corr.api import dump_threads
+from rollout_corr.api import dump_thread
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
@@ -32,29 +36,18 @@ def disk(monkeypatch):
     found.free.set()
 
 
-def test_a_hung_path_blocks_no_other(disk, tmp_path):
-    hung = [call(tmp_path / "hung.jsonl", first=3 * i) for i in range(6)]
-    assert [future.done() for future in hung] == [False] * 4 + [True] * 2
-    assert [future.result() for future in hung[4:]] == [0, 0]
-    for i in range(10):
-        assert call(tmp_path / "x.jsonl", first=3 * i).result(60) == 3
-        assert call(tmp_path / "folder", first=3 * i).result(60) == 3
-    disk.free.set()
-    assert [future.result(60) for future in hung[:4]] == [3] * 4
-    assert plain_numbers(tmp_path / "hung.jsonl") == list(range(12))
-    assert plain_numbers(tmp_path / "x.jsonl") == plain_numbers(tmp_path / "folder") == list(range(30))
-    assert call(tmp_path / "hung.jsonl").result(60) == 3
-
-
-def test_a_hung_disk_holds_so_many_paths(disk, tmp_path):
-    """A path a step on a hung disk: neither memory nor threads pile up."""
+def test_so_many_calls_wait_for_a_hung_disk(disk, tmp_path):
+    """Neither memory nor threads pile up: one thread, and a further call is left out."""
     before = threading.active_count()
-    hung = [call(tmp_path / f"hung{step}", first=3 * step) for step in range(50)]
-    assert [future.done() for future in hung] == [False] * dump_threads.MOST_PATHS + [True] * 42
-    assert threading.active_count() <= before + dump_threads.MOST_PATHS
+    hung = [call(tmp_path / "hung.jsonl")]
+    assert disk.begun.wait(60)
+    hung += [call(tmp_path / f"hung{step}", first=3 * step) for step in range(50)]
+    assert [future.done() for future in hung] == [False] * (1 + dump_thread.MOST_WAITING) + [True] * 42
+    assert [future.result() for future in hung[-42:]] == [0] * 42 and threading.active_count() <= before + 1
     disk.free.set()
-    assert [future.result(60) for future in hung] == [3] * dump_threads.MOST_PATHS + [0] * 42
-    assert call(tmp_path / "later.jsonl").result(60) == 3
+    assert [future.result(60) for future in hung[:-42]] == [3] * 9
+    assert call(tmp_path / "hung.jsonl", first=3).result(60) == 3
+    assert plain_numbers(tmp_path / "hung.jsonl") == list(range(6))
 
 
 def test_the_call_touches_no_disk(tmp_path, monkeypatch):
@@ -154,3 +147,81 @@ def test_threads_dump(tmp_path):
     for path in paths:
         wanted = sorted(first + i for other, first in acknowledged if other == path for i in range(3))
         assert sorted(plain_numbers(path)) == wanted
+
+
+# --- forks and exits ---
+
+
+def test_a_fork_while_writes_wait(disk, tmp_path):
+    """The parent writes what waits; the child has a thread of its own, and its end says nothing."""
+    hung = [call(tmp_path / "hung.jsonl", first=3 * i) for i in range(4)]
+    assert disk.begun.wait(60)
+
+    def run():
+        for i in range(5):
+            assert call(tmp_path / "x.jsonl", first=100 + i, count=1).result(60) == 1
+
+    assert forked(run) == 0
+    assert forked(lambda: forked(run)) == 0
+    disk.free.set()
+    assert [future.result(60) for future in hung] == [3] * 4
+    assert plain_numbers(tmp_path / "hung.jsonl") == list(range(12))
+    assert plain_numbers(tmp_path / "x.jsonl") == [100, 101, 102, 103, 104] * 2
+
+
+def script(tmp_path, text, *arguments):
+    """Run a script in a process of its own, with `call` in it; return how it went."""
+    header = (
+        f"import sys; sys.path.insert(0, {str(Path(__file__).parents[1])!r})\nimport torch; torch.set_num_threads(1)\n"
+    )
+    file = tmp_path / "script.py"
+    file.write_text(header + "from builders.dump_calls import call\n" + textwrap.dedent(text))
+    return subprocess.run(
+        [sys.executable, *arguments, str(file)], cwd=tmp_path, capture_output=True, text=True, timeout=120
+    )
+
+
+def test_a_process_ends_although_its_disk_hangs(tmp_path):
+    done = script(
+        tmp_path,
+        """
+        import os, time
+        from rollout_corr.api import dump_thread
+        dump_thread.EXIT_SECONDS = 1.0
+        write = os.write
+        def slow(file, data):
+            time.sleep(1000 if "hung" in os.readlink(f"/proc/self/fd/{file}") else 0)
+            return write(file, data)
+        os.write = slow
+        call("x.jsonl")
+        for i in range(2):
+            call("hung.jsonl", first=3 * i)
+        """,
+    )
+    assert done.returncode == 0
+    assert "the process ends, and after 1 s 2 calls still wait for the disk" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert plain_numbers(tmp_path / "x.jsonl") == [0, 1, 2]
+
+
+def test_nothing_waits_or_is_said_at_the_end_of_a_good_run(tmp_path):
+    done = script(
+        tmp_path,
+        """
+        import os, time
+        write = os.write
+        def slow(file, data):
+            time.sleep(0.2)
+            return write(file, data)
+        os.write = slow
+        for i in range(3):
+            call("x.jsonl", first=3 * i)
+            call("d", first=3 * i)
+        if os.fork() == 0:
+            sys.exit()
+        os.wait()
+        """,
+        "-Werror",
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert plain_numbers(tmp_path / "x.jsonl") == plain_numbers(tmp_path / "d") == list(range(9))
