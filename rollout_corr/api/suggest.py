@@ -217,7 +217,7 @@ def suggested(found: Sequences, keep: float, diagnosed: bool = False) -> Suggest
             f"{criterion.label}: {bounds}. {reason}. Rejects {100 * rejected[criterion.label]:.1f} % of these sequences"
         )
 
-    why = "The trainer finds no token of a healthy sequence that much less likely than the engine did"
+    why = "In a healthy sequence no token's probability drops that far"
     if lower < VETO:
         share = 100 * float((found.least < math.log(VETO)).double().mean())
         why = f"{VETO:g} would reject {share:.1f} %, more than half of what may go: look at those tokens first"
@@ -245,7 +245,7 @@ def suggested(found: Sequences, keep: float, diagnosed: bool = False) -> Suggest
         sentences.insert(
             0,
             f"Find out why they differ first: k3 is {k3:.2g} (healthy: {limit.range}), and `rollout-corr doctor` or "
-            "rc.doctor names the cause. Bounds that fit these sequences keep what is broken",
+            "rc.doctor names the cause. Bounds fitted to broken data would let the bug through",
         )
     return Suggestion(geometric, product, veto, rejected, tuple(sentences))
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby
 
 from rollout_corr.frameworks.shared.lookup import every_preset, every_recipe, readable, recipe_names, spec_names
-from rollout_corr.frameworks.shared.preset import Preset
+from rollout_corr.frameworks.shared.preset import Preset, RecipeEntry
 from rollout_corr.specs.checked import expression
 
 BEGIN = "<!-- made by `python -m builders.framework_tables {}`; a test compares them -->"
@@ -43,7 +43,7 @@ def presets() -> str:
 
 
 def losses() -> str:
-    """Return the tables of recipes: log-probs that each needs, its loss, its spec by name, and what it is divided by.
+    """Return the tables of recipes: the loss of each, its spec by name, what it is divided by, unusual log-probs.
 
     Recipes of a framework that differ in their names alone share a row. A note that all of them have stands above.
     """
@@ -58,12 +58,11 @@ def losses() -> str:
             # The name of the Spec that the recipe runs, its own if there is one.
             same = [preset for preset, spec in specs.items() if spec == made.spec]
             cells = (
-                ", ".join(need.removesuffix("_logp") for need in recipe.needs) or "-",
                 " + ".join(_code(expression(term).replace(", ", ",")) for term in terms),
                 "-" if made.spec is None else "of its name" if name in same else _code(same[0]),
                 (mean.of if mean.length is None else f"{mean.of} / {mean.length:g}")
                 + ("" if mean.of == "sum" or mean.over == "original" else f" over {mean.over}"),
-                recipe.note or "-",
+                "; ".join(filter(None, (_needs(recipe), recipe.note))) or "-",
             )
             rows.setdefault(cells, []).append(_code(name))
         notes = [cells[-1].split("; ") for cells in rows]
@@ -72,7 +71,7 @@ def losses() -> str:
             (", ".join(names), *cells[:-1], "; ".join(n for n in cells[-1].split("; ") if n not in every) or "-")
             for cells, names in rows.items()
         ]
-        head = ("recipe", "log-probs", "loss", "spec", "mean", "note")
+        head = ("recipe", "loss", "spec", "mean", "note")
         lines += _folded(framework, "; ".join(every), head, made_rows)
     return "\n".join([*lines, "", END, ""])
 
@@ -103,6 +102,12 @@ def _wrapped(names: list[str]) -> str:
     return "\n".join(lines)
 
 
+def _needs(recipe: RecipeEntry) -> str:
+    """The log-probs that a recipe takes, where they are not those of its mode: old, and rollout for a correction."""
+    usual = ("old_logp",) if recipe.build().spec is None else ("old_logp", "rollout_logp")
+    return "" if recipe.needs == usual else f"takes {', '.join(map(_code, recipe.needs)) or 'none'}"
+
+
 def _most(texts: Iterable[str]) -> str:
     """The text that stands there most often, of several the first."""
     return Counter(texts).most_common(1)[0][0]
@@ -114,7 +119,9 @@ def _framework(preset: Preset) -> str:
 
 def _folded(framework: str, about: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     """A heading, and below it a table that opens at a click; its summary has the number of rows."""
-    summary = f"<details markdown><summary>{len(rows)} row{'s' * (len(rows) != 1)}{about and f': {about}'}</summary>"
+    # HTML: nothing renders the backticks of a name there.
+    said = f"{len(rows)} row{'s' * (len(rows) != 1)}" + (f": {about}" if about else "").replace("`", "")
+    summary = f"<details markdown><summary>{said}</summary>"
     return ["", f"### {framework}", "", summary, "", *_header(*head), *(_row(*row) for row in rows), "", "</details>"]
 
 

@@ -59,7 +59,7 @@ def watched() -> str:
         "|---|---|---|---|---|",
         f"| `ratio_mean` | within {RATIO_ERRORS:g} standard errors + {RATIO_MARGIN:g} + s^2 / 2 (at most "
         f"{MOST_OF_NOISE:g}; s: `ratio_std`) of 1 | 3 times as far | its mean "
-        "is 1, whatever the mismatch, where tokens were sampled from the rollout log-probs | look for top-p, a "
+        "is 1 for any mismatch, where tokens were sampled from the rollout log-probs | look for top-p, a "
         "temperature, a shift, other weights |",
     ]
     for limit in LIMITS:

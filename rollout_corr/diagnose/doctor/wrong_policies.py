@@ -534,7 +534,7 @@ def different_policies(measured: Measurement, metrics: Metrics) -> Signs | None:
         if len(versions) != 1
         else (f"all tokens are of version {next(iter(versions))}: there is nothing to compare; dump more steps",)
     )
-    title = "the two policies differ and show none of the known bugs: staleness or low precision are the usual causes"
+    title = "the policies differ, but no known bug explains it: staleness or low precision are the usual causes"
     advice = CORRECT if same else None
     if k3 > BROKEN_K3:
         title = "the two policies are further apart than staleness or low precision usually explains"
@@ -545,7 +545,7 @@ def different_policies(measured: Measurement, metrics: Metrics) -> Signs | None:
             f"k3 is {k3:.3g} nats per token (healthy: below {HEALTHY_K3:g}; stale or quantized engines: rarely above "
             f"{BY_KEY['kl_rollout_train_k3'].alarm:g}), mean |D| {metrics['logratio_abs_mean']:.3g}, 99th percentile "
             f"of |D| {metrics['logratio_abs_p99']:.3g}",
-            f"the mean ratio exp(D) is {ratio:.3f} +- {error:.3f}; over tokens that the rollout policy sampled it is 1",
+            f"the mean ratio exp(D) is {ratio:.3f} +- {error:.3f}; it must average 1 over sampled tokens",
             *same,
         ),
         {name: metrics[name] for name in ("kl_rollout_train_k3", "logratio_abs_mean", "logratio_abs_p99")}
