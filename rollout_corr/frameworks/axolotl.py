@@ -7,23 +7,19 @@ above C and then raise that 0 to 1 / C, so that what is rejected trains; here it
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 from ..specs.correction import Criterion, Spec, Weight
-from ..specs.validate import number, one_of
 from .shared.checking import Checks, Rule, without
 from .shared.preset import LEVELS, Row, presets
-from .shared.recipe import BOTH, Recipe
-from .shared.settings import boolean, settings_of
-from .trl.config import KNOWN, MEANS, MODES, OLD_CAP, RATIOS, WHOLE, Trainer, refuse_entropy
+from .shared.recipe import BOTH
+from .shared.settings import Given, Setting, at_least, given_in, unchecked, word
+from .trl.config import CAP, CLIP_MAX, CLIP_MIN, CORRECTION, MEANS, MODE, MODES, RATIOS, TABLE, WHOLE, Trainer
 
 
 def _weighed(level: str, masks: bool, cap: float) -> Spec:
-    upper = number("cap", cap)
-    if upper < 1.0:
-        raise ValueError(f"cap: expected a number >= 1, the floor being 1 / cap, got {cap!r}")
-    weight = Weight(*LEVELS[level], lower=1.0 / upper, upper=None if masks else upper)
-    gates = (Criterion("ratio", *LEVELS[level], upper=upper),) if masks else ()
+    # The floor of weights is 1 / cap.
+    weight = Weight(*LEVELS[level], lower=1.0 / cap, upper=None if masks else cap)
+    gates = (Criterion("ratio", *LEVELS[level], upper=cap),) if masks else ()
     return Spec(weight, gates, "zero" if masks else "mask", nonfinite="propagate")
 
 
@@ -35,7 +31,7 @@ def _rows() -> dict[str, Row]:
         rows[mode] = (
             f"w = {RATIOS[level]}, at least 1 / cap, {says}.",
             partial(_weighed, level, way == "mask"),
-            {"cap": 3.0},
+            {"cap": Setting(3.0, at_least(1.0))},
         )
     return rows
 
@@ -43,68 +39,52 @@ def _rows() -> dict[str, Row]:
 presets("axolotl", "axolotl 067b021 (2026-07-24)")(**_rows())
 
 # Settings of TRL that the trainer does not read.
-LEFT_OUT = (
-    "vllm_importance_sampling_clip_max",
-    "vllm_importance_sampling_clip_min",
-    "entropy_coef",
-    "use_adaptive_entropy",
-)
-OWN = {"use_bias_correction_kl": False, "vllm_importance_sampling_mode": "token_truncate", OLD_CAP: 3.0}
+LEFT_OUT = (CLIP_MAX, CLIP_MIN, "entropy_coef", "use_adaptive_entropy")
+LOSSES = tuple(loss_type for loss_type in MEANS if loss_type != "vespo")
+OWN = {
+    "use_bias_correction_kl": False,
+    "loss_type": word("dapo", LOSSES),
+    MODE: unchecked("token_truncate"),
+    CAP: Setting(3.0, at_least(1.0)),
+}
 
 
 class AsyncTrainer(Trainer):
     """AsyncGRPOTrainer: TRL's losses, with one bound."""
 
-    def recipe(self, config: object) -> Recipe:
-        """Read the whole loss from the block `trl`, or from a configuration that holds it."""
-        given = self._settings(config)
-        refuse_entropy(given)
-        return self._read(given)
-
-    def _settings(self, config: object) -> dict[str, Any]:
-        found = settings_of(config, dict.fromkeys(self.known), blocks=[("trl",)], whole=(*WHOLE, "rl", "base_model"))
-        # null is the trainer's default there.
-        given = {name: self.known[name] if value is None else value for name, value in found.items()}
-        one_of("loss_type", given["loss_type"], self.losses)
-        return given
-
-    def _read(self, given: dict[str, Any]) -> Recipe:
-        corrected = boolean("vllm_importance_sampling_correction", given["vllm_importance_sampling_correction"])
-        given["vllm_importance_sampling_correction"] = corrected and boolean("use_vllm", given["use_vllm"])
-        return self.loss(given["loss_type"], given, {"cap": given[OLD_CAP]})
-
-    def written_bounds(self, bounds: Weight | Criterion) -> dict[str, Any]:
-        """The cap, from which the floor follows."""
-        return {OLD_CAP: bounds.high}
+    def settings(self, config: object) -> Given:
+        """Find the settings in the block `trl`, or in a configuration that holds it; null is the default there."""
+        return given_in(config, self.table, blocks=[("trl",)], whole=(*WHOLE, "rl", "base_model")).without_null()
 
 
 AXOLOTL = AsyncTrainer(
     "axolotl",
-    known={name: value for name, value in (KNOWN | OWN).items() if name not in LEFT_OUT and "vespo" not in name},
-    losses=tuple(loss_type for loss_type in MEANS if loss_type != "vespo"),
+    {name: row for name, row in (TABLE | OWN).items() if name not in LEFT_OUT and "vespo" not in name},
+    bounds={CAP: ("cap", "high")},
+    losses=LOSSES,
 )
 AXOLOTL.register(BOTH)
-read, recipe, write = AXOLOTL.read, AXOLOTL.recipe, AXOLOTL.write
+settings, read, recipe, write = AXOLOTL.settings, AXOLOTL.read, AXOLOTL.recipe, AXOLOTL.write
 
 # --- mistakes ---
 
 PLACE = "trl."
-CORRECTION, MODE, CAP = (f"{PLACE}vllm_importance_sampling_{name}" for name in ("correction", "mode", "cap"))
-USUAL = {MODE: OWN["vllm_importance_sampling_mode"], CAP: OWN[OLD_CAP]}
+SWITCH, WAY, BOUND = f"{PLACE}{CORRECTION}", f"{PLACE}{MODE}", f"{PLACE}{CAP}"
+USUAL = {WAY: "token_truncate", BOUND: 3.0}
 CHECKS = Checks(
-    keys=(CORRECTION, MODE, CAP, f"{PLACE}use_vllm", f"{PLACE}off_policy_mask_threshold"),
+    keys=(SWITCH, WAY, BOUND, f"{PLACE}use_vllm", f"{PLACE}off_policy_mask_threshold"),
     launchers=r"\baxolotl\s+train\b",
     temperature=f"{PLACE}temperature",
     top_p=f"{PLACE}top_p",
     top_k=f"{PLACE}top_k",
     min_p=f"{PLACE}min_p",
-    bounds={"weight": (CAP,), "criteria": (CAP,)},
+    bounds={"weight": (BOUND,), "criteria": (BOUND,)},
     rules=(
-        *without(CORRECTION, MODE, CAP, default=True, usual=USUAL),
-        *without(f"{PLACE}use_vllm", MODE, CAP, default=True, usual=USUAL),
+        *without(SWITCH, WAY, BOUND, default=True, usual=USUAL),
+        *without(f"{PLACE}use_vllm", WAY, BOUND, default=True, usual=USUAL),
         Rule(
-            MODE,
-            lambda run: run.is_(MODE, "token_mask", "sequence_mask") and run.on(CORRECTION, True),
+            WAY,
+            lambda run: run.is_(WAY, "token_mask", "sequence_mask") and run.on(SWITCH, True),
             "{value} does not mask: axolotl raises the 0 of what is above the cap to 1 / cap, and trains on it",
             "write token_truncate or sequence_truncate",
         ),

@@ -6,6 +6,7 @@ rejected ones too.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -16,11 +17,10 @@ from ..specs.loss import Loss
 from ..specs.ratio_losses import GSPO, PPO
 from ..specs.surrogate import Surrogate
 from ..specs.terms import KL, KLWeight, Mean
-from ..specs.validate import number, one_of
 from .shared.checking import Checks, Rule, without
-from .shared.preset import PRESETS, is_off_policy, off_policy, presets
-from .shared.recipe import BOTH, NO_LOWER_CLAMP, ROWS, TOKENS, Recipe, built_recipe
-from .shared.settings import boolean, defaults_of, maybe, settings_of, words
+from .shared.preset import is_off_policy, off_policy, presets
+from .shared.recipe import BOTH, NO_LOWER_CLAMP, ROWS, TOKENS, Recipe, add_recipe
+from .shared.settings import Given, Setting, at_least, given_in, maybe, or_null, word, words
 
 
 def _decoupled(cap: float | None) -> Spec:
@@ -44,70 +44,70 @@ MEANS = {
 }
 
 
-def _surrogate(variant: str, low: float, high: float, dual: float, rho: float | None) -> Surrogate:
-    make: Callable[..., Surrogate] = partial(GSPO, clamp=10.0) if variant == "gspo" else partial(PPO, clamp=20.0)
-    if rho is not None:
-        # The ratio, at most rho, whatever the sign of the advantage.
-        return make(1.0, number("aipo_rho", rho) - 1.0, delta=rho)
-    low, high = number("epsilon_low", low), number("epsilon_high", high)
-    # A negative side is open.
-    sides = 1.0 if low < 0.0 else low, float("inf") if high < 0.0 else high
-    return make(*sides) if variant == "gspo" else make(*sides, dual)
+LOSS: dict[str, Any] = {
+    "epsilon_low": 0.2,
+    "epsilon_high": 0.2,
+    "lower_bound_ratio": maybe(3.0),
+    "aipo_rho": Setting(None, or_null(at_least(1.0))),
+    "kl_beta": 0.0,
+    "unbiased_kl_estimate": False,
+    "loss_type": word("token-mean", MEANS),
+    "unbiased_loss_max_tokens": None,
+    "use_decoupled_loss": False,
+    "behav_imp_weight_cap": None,
+    "off_policy_masking_delta": None,
+}
 
 
-def _loss(
-    variant: str = "grpo",
-    epsilon_low: float = 0.2,
-    epsilon_high: float = 0.2,
-    lower_bound_ratio: float = 3.0,
-    aipo_rho: float | None = None,
-    kl_beta: float = 0.0,
-    unbiased_kl_estimate: bool = False,
-    loss_type: str = "token-mean",
-    unbiased_loss_max_tokens: float | None = None,
-    use_decoupled_loss: bool = False,
-    behav_imp_weight_cap: float | None = None,
-    off_policy_masking_delta: float | None = None,
-) -> Recipe:
-    """`compute_loss` of its grpo_trainer; the arguments are its settings, with its defaults."""
-    one_of("variant", variant, ("grpo", "dapo", "gspo"))
-    surrogate = _surrogate(variant, epsilon_low, epsilon_high, lower_bound_ratio, aipo_rho)
-    mean = MEANS[one_of("loss_type", loss_type, MEANS)]
-    if loss_type == "seq-mean-token-mean" and unbiased_loss_max_tokens:
-        mean = Mean("sequence_sum", over="rows", length=unbiased_loss_max_tokens)
-    weighed: KLWeight | None = "ratio" if boolean("unbiased_kl_estimate", unbiased_kl_estimate) else None
-    kl = KL("k3", kl_beta, weight=weighed, bound=10.0) if number("kl_beta", kl_beta) else None
-    decoupled = boolean("use_decoupled_loss", use_decoupled_loss)
-    spec = PRESETS["cosmos_rl.decoupled"].build(behav_imp_weight_cap=behav_imp_weight_cap) if decoupled else None
-    if off_policy_masking_delta is not None:
-        opsm = off_policy(off_policy_masking_delta, of="new/rollout" if decoupled else "new/old")
+def _loss(variant: str, given: Given) -> Recipe:
+    decoupled, cap, delta, loss_type = (given[name] for name in (*CORRECTION, "loss_type"))
+    spec = _decoupled(cap) if decoupled else None
+    if delta is not None:
+        opsm = off_policy(delta, of="new/rollout" if decoupled else "new/old")
         spec = Spec(rejected="zero", nonfinite="propagate") if spec is None else spec
         spec = replace(spec, criteria=(*spec.criteria, opsm))
-    return Recipe(spec, Loss(surrogate, mean, kl))
+    mean, longest = MEANS[loss_type], given["unbiased_loss_max_tokens"]
+    if loss_type == "seq-mean-token-mean" and longest:
+        mean = Mean("sequence_sum", over="rows", length=longest)
+    weighed: KLWeight | None = "ratio" if given["unbiased_kl_estimate"] else None
+    kl = KL("k3", given["kl_beta"], weight=weighed, bound=10.0) if given["kl_beta"] else None
+    return Recipe(spec, Loss(_surrogate(variant, given), mean, kl))
 
 
-KNOWN = defaults_of(_loss)
-TABLE = {name: value for name, value in KNOWN.items() if name != "variant"}
+def _surrogate(variant: str, given: Given) -> Surrogate:
+    whole, rho = variant == "gspo", given["aipo_rho"]
+    make: Callable[..., Surrogate] = partial(GSPO, clamp=10.0) if whole else partial(PPO, clamp=20.0)
+    if rho is not None:
+        # The ratio, at most rho, whatever the sign of the advantage.
+        return make(1.0, rho - 1.0, delta=rho)
+    low, high = given["epsilon_low"], given["epsilon_high"]
+    # A negative side is open.
+    sides = 1.0 if low < 0.0 else low, math.inf if high < 0.0 else high
+    return make(*sides) if whole else make(*sides, given["lower_bound_ratio"])
+
+
+CORRECTION = ("use_decoupled_loss", "behav_imp_weight_cap", "off_policy_masking_delta")
 NOTE = "total, with balance_dp_token: tokens of all ranks"
-built_recipe("cosmos_rl.grpo", partial(_loss, "grpo"), BOTH, NOTE, TABLE)
-built_recipe("cosmos_rl.gspo", partial(_loss, "gspo"), BOTH, f"{NO_LOWER_CLAMP}; {NOTE}", TABLE)
+for _variant, _note in (("grpo", NOTE), ("gspo", f"{NO_LOWER_CLAMP}; {NOTE}")):
+    add_recipe(f"cosmos_rl.{_variant}", partial(_loss, _variant), LOSS, BOTH, _note)
 
 # --- the configuration ---
 
+TABLE = LOSS | {"variant": word("grpo", ("grpo", "dapo", "gspo"))}
 BLOCKS = [("train_policy",), ("train", "train_policy")]
 WHOLE = words("type trainer_type dataset reward_function temperature mini_batch mu_iterations allowed_outdated_steps")
 PLACE = "train.train_policy"
+settings = partial(given_in, rows=TABLE, blocks=BLOCKS, whole=WHOLE)
 
 
-def recipe(config: object) -> Recipe:
+def recipe(given: Given) -> Recipe:
     """Read `[train.train_policy]`. With use_rollout_logprobs_for_loss the old log-probs are the rollout's."""
-    return _loss(**settings_of(config, KNOWN, blocks=BLOCKS, whole=WHOLE))
+    return _loss(given["variant"], given)
 
 
-def read(config: object) -> Spec:
+def read(given: Given) -> Spec:
     """Read the correction alone."""
-    found = recipe(config).spec
-    return Spec() if found is None else found
+    return recipe(given).spec or Spec()
 
 
 def write(spec: Spec) -> dict[str, Any]:

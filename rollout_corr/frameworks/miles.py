@@ -6,6 +6,7 @@ from typing import Any
 
 from ..specs.correction import Spec
 from .shared.recipe import Recipe
+from .shared.settings import Given
 from .slime import config as slime
 from .slime.mistakes import CHECKS as CHECKS
 
@@ -15,9 +16,7 @@ PATHS = {
 }
 
 
-def read(config: object) -> Spec:
-    """Read the flags: `args`, a mapping of some of them, or the content of mis.yaml."""
-    return slime.read(config)
+settings, read = slime.settings, slime.read
 
 
 def write(spec: Spec) -> dict[str, Any]:
@@ -27,10 +26,10 @@ def write(spec: Spec) -> dict[str, Any]:
     return made if path is None else made | {"custom_tis_function_path": PATHS[path.rpartition(".")[2]]}
 
 
-def recipe(config: object) -> Recipe:
+def recipe(given: Given) -> Recipe:
     """Read the whole loss but its entropy bonus.
 
     With `use_rollout_logprobs` pass `rollout_logp` alone; with `skip_actor_forward_only`, `new_logp.detach()` as
     `old_logp`.
     """
-    return slime.loss_of(config, (*slime.CLIPPED, "gspo"))
+    return slime.loss_of(given, (*slime.CLIPPED, "gspo"))

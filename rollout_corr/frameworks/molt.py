@@ -15,11 +15,11 @@ from ..specs.loss import Loss
 from ..specs.surrogate import Surrogate
 from ..specs.surrogates import GSPO, PPO, Score
 from ..specs.terms import KL
-from ..specs.validate import number, one_of
+from ..specs.validate import number
 from .openrlhf.config import ADVANTAGE, ESTIMATORS, written_flags
-from .shared.preset import LEVELS, PRESETS, presets
+from .shared.preset import LEVELS, presets
 from .shared.recipe import BOTH, DECOUPLED, GLOBAL, SAME_AS_PPO, Named, Recipe, as_wide, named_recipe, of_presets
-from .shared.settings import boolean, defaults_of, flags_of, maybe, under
+from .shared.settings import Given, Setting, flags_in, maybe, refused, unchecked, under, word
 
 LIMIT = 30.0
 MODES = ("mask", "clip", "trunc")
@@ -29,7 +29,7 @@ TESTED = {"token": LEVELS["token"], "seq": LEVELS["sequence"], "geo": LEVELS["ge
 
 def _made(level: str, low: float | None, high: float | None, mode: str = "mask") -> Spec:
     """The correction of a level and mode: "trunc" has no lower bound."""
-    gates = one_of("mode", mode, MODES) == "mask"
+    gates = mode == "mask"
     lower, upper = (None, None) if gates else (low if mode == "clip" else None, high)
     criterion = Criterion("ratio", *TESTED[level], lower=low, upper=high, token_clamp=LIMIT) if gates else None
     return Spec(
@@ -46,7 +46,7 @@ presets("molt", "labs-molt 2d62608 (2026-08-06)")(
     token=(
         'w = exp(D) inside [low, high], else 0; mode "clip": clamped to [low, high]; "trunc": at most high.',
         partial(_made, "token"),
-        {**WIDE, "mode": "mask"},
+        {**WIDE, "mode": word("mask", MODES)},
     ),
     seq=("w = exp(D), and 0 for a sequence whose exp(sum D) is outside [low, high].", partial(_made, "seq"), WIDE),
     geo=(
@@ -69,7 +69,8 @@ def _cispo(sides: tuple[float, float]) -> Surrogate:
     """The score function: the second bound is that of the ratio itself, and at least 1, as molt demands."""
     high = number("eps_clip_low_high", sides[1])
     if high < 1.0:
-        raise ValueError(f"eps_clip_low_high: expected the highest ratio, at least 1, with cispo, got {high!r}")
+        why = f"expected the highest ratio, at least 1, with cispo, got {high!r}"
+        raise refused("eps_clip_low_high", why)
     return Score(upper=high, clamp=LIMIT)
 
 
@@ -86,35 +87,26 @@ named_recipe("molt.cispo", Named(_cispo, eps_clip_low_high=(0.2, 1.2)), DECOUPLE
 # --- the flags ---
 
 
-def spec(
-    is_correction_level: str = "off",
-    is_correction_mode: str = "mask",
-    is_correction_threshold: Sequence[float] = (0.5, 5.0),
-) -> Spec:
-    """The correction as a Spec; the arguments are molt's, with its defaults."""
-    level = one_of("is_correction_level", is_correction_level, ("off", *TESTED))
-    mode = one_of("is_correction_mode", is_correction_mode, MODES)
-    if level == "off":
-        return Spec()
-    if len(is_correction_threshold) != 2:
-        raise ValueError(f"is_correction_threshold: expected LOW HIGH, got {list(is_correction_threshold)}")
-    low, high = is_correction_threshold
-    if level == "token":
-        return PRESETS["molt.token"].build(low=low, high=high, mode=mode)
-    if mode != "mask":
-        raise ValueError(f"is_correction_mode: expected 'mask' with is_correction_level {level!r}, got {mode!r}")
-    return PRESETS[f"molt.{level}"].build(low=low, high=high)
+def _threshold(name: str, value: Sequence[object]) -> Sequence[object]:
+    if len(value) != 2:
+        raise refused(name, f"expected LOW HIGH, got {list(value)}")
+    return value
 
 
-OF_SPEC = {ADVANTAGE + name: default for name, default in defaults_of(spec).items()}
-KNOWN: dict[str, Any] = OF_SPEC | {
-    "actor.eps_clip_low_high": None,
+IS: dict[str, Any] = {
+    f"{ADVANTAGE}is_correction_level": word("off", ("off", *TESTED)),
+    f"{ADVANTAGE}is_correction_mode": word("mask", MODES),
+    f"{ADVANTAGE}is_correction_threshold": Setting((0.5, 5.0), _threshold),
+}
+TABLE: dict[str, Any] = {
+    **IS,
+    "actor.eps_clip_low_high": unchecked(None),
     "actor.dual_clip": None,
-    "actor.loss_mode": "ppo",
+    "actor.loss_mode": word("ppo", ("ppo", "cispo", "gspo")),
     "algo.kl.use_loss": False,
-    "algo.kl.init_coef": None,
-    "algo.kl.estimator": "k1",
-    "algo.advantage.estimator": None,
+    "algo.kl.init_coef": maybe(None),
+    "algo.kl.estimator": word("k1", ESTIMATORS),
+    "algo.advantage.estimator": unchecked(None),
 }
 OTHERS = (
     *under(
@@ -128,9 +120,18 @@ OTHERS = (
 )
 
 
-def read(config: object) -> Spec:
+settings = partial(flags_in, rows=TABLE, others=OTHERS)
+
+
+def read(given: Given) -> Spec:
     """Read molt's arguments: a namespace, nested or with dots in its names, or a mapping."""
-    return _spec(flags_of(config, KNOWN, OTHERS))
+    level, mode = (given[name] for name in [*IS][:2])
+    if level == "off":
+        return Spec()
+    low, high = given[[*IS][2]]
+    if level != "token" and mode != "mask":
+        raise refused("is_correction_mode", f"expected 'mask' with is_correction_level {level!r}, got {mode!r}")
+    return _made(level, low, high, mode)
 
 
 def write(spec: Spec) -> dict[str, Any]:
@@ -138,35 +139,28 @@ def write(spec: Spec) -> dict[str, Any]:
     return written_flags(spec, TESTED, "clip" if spec.weight is not None and spec.weight.low else "trunc")
 
 
-def recipe(config: object) -> Recipe:
+def recipe(given: Given) -> Recipe:
     """Read the whole loss but its entropy bonus."""
-    given = flags_of(config, KNOWN, OTHERS)
-    found = _spec(given)
+    found = read(given)
     return Recipe(found if found.acts else None, Loss(_surrogate(given), kl=_kl(given)))
 
 
-def _spec(given: dict[str, Any]) -> Spec:
-    return spec(**{name.removeprefix(ADVANTAGE): given[name] for name in OF_SPEC})
-
-
-def _surrogate(given: dict[str, Any]) -> Surrogate:
-    mode = one_of("actor.loss_mode", given["actor.loss_mode"], ("ppo", "cispo", "gspo"))
-    sides, dual = given["actor.eps_clip_low_high"] or SIDES, given["actor.dual_clip"]
+def _surrogate(given: Given) -> Surrogate:
+    mode, sides, dual = given["actor.loss_mode"], given["actor.eps_clip_low_high"] or SIDES, given["actor.dual_clip"]
     if mode == "ppo":
         return _ppo(sides, dual)
     if dual is not None:
-        raise ValueError(f"actor.dual_clip: expected None with actor.loss_mode {mode!r}, as molt does, got {dual!r}")
+        raise refused("actor.dual_clip", f"expected None with actor.loss_mode {mode!r}, as molt does, got {dual!r}")
     return _gspo(sides) if mode == "gspo" else _cispo(sides)
 
 
-def _kl(given: dict[str, Any]) -> KL | None:
+def _kl(given: Given) -> KL | None:
     # With on_policy_distill the KL to the teacher is the advantage.
-    distills = given["algo.advantage.estimator"] == "on_policy_distill"
-    if distills or not boolean("algo.kl.use_loss", given["algo.kl.use_loss"]):
+    if given["algo.advantage.estimator"] == "on_policy_distill" or not given["algo.kl.use_loss"]:
         return None
     coefficient = given["algo.kl.init_coef"]
-    coefficient = 0.01 if coefficient is None else number("algo.kl.init_coef", coefficient)
+    coefficient = 0.01 if coefficient is None else coefficient
     if coefficient <= 0.0:
         return None
-    kind = one_of("algo.kl.estimator", given["algo.kl.estimator"], ESTIMATORS)
+    kind = given["algo.kl.estimator"]
     return KL(kind, coefficient, log_clamp=LIMIT, value_clamp=10.0 if kind == "k3" else None)

@@ -6,6 +6,7 @@ NeMo's weight is 0 at a token with non-finite log-probs, and only there; here it
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from ..specs.choices import Outside
@@ -13,8 +14,8 @@ from ..specs.correction import Criterion, Spec, Weight
 from ..specs.loss import Loss
 from ..specs.surrogate import Surrogate
 from ..specs.surrogates import GPG, GSPO
-from ..specs.terms import KL, Mean
-from ..specs.validate import LARGEST_CLAMP, number, one_of
+from ..specs.terms import KL, Mean, MeanOver
+from ..specs.validate import LARGEST_CLAMP, one_of
 from .shared.checking import Checks, Rule, without
 from .shared.preset import LEVELS, gated, level_of, presets, truncated
 from .shared.recipe import (
@@ -31,7 +32,7 @@ from .shared.recipe import (
     named_recipe,
     of_presets,
 )
-from .shared.settings import NoEquivalent, boolean, defaults_of, maybe, settings_of
+from .shared.settings import Given, NoEquivalent, given_in, maybe, refused, unchecked, word
 
 # --- presets ---
 
@@ -73,12 +74,12 @@ presets("nemo", "NeMo RL 7ea279a (2026-08-22)")(
 
 
 def _level_mean(token_level_loss: bool) -> Mean:
-    return TOKENS if boolean("token_level_loss", token_level_loss) else SEQUENCES
+    return TOKENS if token_level_loss else SEQUENCES
 
 
 def _kl(coefficient: float, log_clamp: float | None = 20.0, value_clamp: float | None = 10.0) -> KL | None:
     """NeMo's k3: it is multiplied by a 1 that has the gradient of the log-prob, which makes that of k2."""
-    if number("reference_policy_kl_penalty", coefficient) == 0.0:
+    if coefficient == 0.0:
         return None
     # Without a clamp of its own it has the widest that there is.
     return KL("k3", coefficient, "k2", LARGEST_CLAMP if log_clamp is None else log_clamp, value_clamp)
@@ -108,15 +109,21 @@ named_recipe("nemo.mult_err", Named(clip, **DUAL), BOTH, COUNTED, spec="nemo.mul
 
 # --- the configuration ---
 
+USES, WHOLE = "use_importance_sampling_correction", "sequence_level_importance_ratios"
+TYPE, RATIO = "truncated_importance_sampling_type", "truncated_importance_sampling_ratio"
+LEAST, ERRORS = f"{RATIO}_min", "seq_logprob_error_threshold"
 TYPES = ("tis", "icepop", "seq-mask-tis")
-# Settings that only the loss reads, not `spec`, with the defaults of ClippedPGLossConfig.
-LOSS: dict[str, Any] = DUAL | {
+# Of the correction, and the settings of ClippedPGLossConfig that only the loss reads.
+OF_SPEC: dict[str, Any] = {USES: False, WHOLE: False, TYPE: word(None, TYPES), RATIO: None, LEAST: None, ERRORS: None}
+TABLE = {
+    **OF_SPEC,
+    **DUAL,
     "disable_ppo_ratio": False,
     "token_level_loss": True,
     "reference_policy_kl_penalty": 0.01,
-    "reference_policy_kl_type": "k3",
-    "kl_input_clamp_value": 20.0,
-    "kl_output_clamp_value": 10.0,
+    "reference_policy_kl_type": unchecked("k3"),
+    "kl_input_clamp_value": maybe(20.0),
+    "kl_output_clamp_value": maybe(10.0),
     "use_kl_in_reward": False,
     "use_on_policy_kl_approximation": False,
     "force_on_policy_ratio": False,
@@ -125,41 +132,25 @@ LOSS: dict[str, Any] = DUAL | {
 }
 # Keys of the block `grpo`, which has many more.
 OF_GRPO = ("num_prompts_per_step", "num_generations_per_prompt", "max_num_steps", "max_num_epochs", "adv_estimator")
+settings = partial(given_in, rows=TABLE, blocks=[("loss_fn",), ("grpo",)], whole=OF_GRPO)
 
 
-def spec(
-    use_importance_sampling_correction: bool = False,
-    sequence_level_importance_ratios: bool = False,
-    truncated_importance_sampling_type: str | None = None,
-    truncated_importance_sampling_ratio: float | None = None,
-    truncated_importance_sampling_ratio_min: float | None = None,
-    seq_logprob_error_threshold: float | None = None,
-) -> Spec:
-    """The correction as a Spec; the arguments are NeMo's, with its defaults."""
-    kind, ratio = truncated_importance_sampling_type, truncated_importance_sampling_ratio
-    least = truncated_importance_sampling_ratio_min
-    used = boolean("use_importance_sampling_correction", use_importance_sampling_correction)
-    whole = boolean("sequence_level_importance_ratios", sequence_level_importance_ratios)
+def read(given: Given) -> Spec:
+    """Read the block `loss_fn`, or a configuration that holds it, with or without the block `grpo`."""
+    used, whole, kind, ratio, least, threshold = (given[name] for name in OF_SPEC)
     if kind is not None:
-        one_of("truncated_importance_sampling_type", kind, TYPES, or_null=True)
         if not used:
-            raise ValueError("truncated_importance_sampling_type: needs use_importance_sampling_correction: true")
+            raise refused(TYPE, f"needs {USES}: true")
         if ratio is None or (least is None and kind != "tis"):
-            missing = "" if ratio is None else "_min"
-            raise ValueError(f"truncated_importance_sampling_ratio{missing}: expected a number with type {kind!r}")
+            raise refused(RATIO if ratio is None else LEAST, f"expected a number with type {kind!r}")
         if kind == "seq-mask-tis" and whole:
-            raise ValueError("truncated_importance_sampling_type: 'seq-mask-tis' weighs tokens, as NeMo says")
+            raise refused(TYPE, "'seq-mask-tis' weighs tokens, as NeMo says")
     elif ratio is not None:
-        raise ValueError(
-            "truncated_importance_sampling_type: expected one of "
-            f"{list(TYPES)} with truncated_importance_sampling_ratio={ratio!r}, got None"
-        )
+        raise refused(TYPE, f"expected one of {list(TYPES)} with {RATIO}={ratio!r}, got None")
     if kind == "seq-mask-tis":
-        if seq_logprob_error_threshold is not None:
-            raise NoEquivalent(
-                "seq_logprob_error_threshold: masks sequences before they are counted, and 'seq-mask-tis' weighs "
-                "them by 0; no Spec does both"
-            )
+        if threshold is not None:
+            why = "masks sequences before they are counted, and 'seq-mask-tis' weighs them by 0; no Spec does both"
+            raise refused(ERRORS, why, NoEquivalent)
         return _gate("geometric", least, ratio)
     weight = None
     if used:
@@ -167,21 +158,7 @@ def spec(
         # Without a type NeMo bounds nothing.
         lower = None if kind is None else least
         weight = Weight(*LEVELS["sequence" if whole else "token"], lower=lower, upper=ratio, outside=outside)
-    threshold = seq_logprob_error_threshold
     return Spec(weight=weight, criteria=() if threshold is None else (_error(threshold),))
-
-
-OF_SPEC = defaults_of(spec)
-
-
-def _read(config: object) -> tuple[dict[str, Any], Spec]:
-    given = settings_of(config, OF_SPEC | LOSS, blocks=[("loss_fn",), ("grpo",)], whole=OF_GRPO)
-    return given, spec(**{name: given[name] for name in OF_SPEC})
-
-
-def read(config: object) -> Spec:
-    """Read the block `loss_fn`, or a configuration that holds it, with or without the block `grpo`."""
-    return _read(config)[1]
 
 
 def write(spec: Spec) -> dict[str, Any]:
@@ -205,74 +182,64 @@ def write(spec: Spec) -> dict[str, Any]:
     return {"loss_fn": made, "grpo": {"seq_logprob_error_threshold": None if error is None else error.high}}
 
 
-def recipe(config: object) -> Recipe:
+def recipe(given: Given) -> Recipe:
     """Read the whole loss. With `force_on_policy_ratio`, `old_logp` is to be `new_logp.detach()`."""
-    given, found = _read(config)
-    mean = _level_mean(given["token_level_loss"])
-    masks = given["seq_logprob_error_threshold"] is not None
-    if number("positive_example_nll_weight", given["positive_example_nll_weight"]) != 0.0:
-        raise ValueError("positive_example_nll_weight: add this loss to the value of policy_loss")
-    loss = Loss(_surrogate(given, mean == TOKENS), replace(mean, over="kept" if masks else "original"), _read_kl(given))
+    found, mean = read(given), _level_mean(given["token_level_loss"])
+    if given["positive_example_nll_weight"] != 0.0:
+        raise refused("positive_example_nll_weight", "add this loss to the value of policy_loss")
+    over: MeanOver = "original" if given[ERRORS] is None else "kept"
+    loss = Loss(_surrogate(given, mean == TOKENS), replace(mean, over=over), _read_kl(given))
     return Recipe(found if found.acts else None, loss)
 
 
-def _surrogate(given: dict[str, Any], tokens: bool) -> Surrogate:
-    sides = [given[name] for name in DUAL]
-    whole, plain, forced = (
-        boolean(name, given[name])
-        for name in ("sequence_level_importance_ratios", "disable_ppo_ratio", "force_on_policy_ratio")
-    )
+def _surrogate(given: Given, tokens: bool) -> Surrogate:
+    sides, dual = (given["ratio_clip_min"], given["ratio_clip_max"]), given["ratio_clip_c"]
+    whole, plain, forced = (given[name] for name in (WHOLE, "disable_ppo_ratio", "force_on_policy_ratio"))
     if whole and tokens:
-        raise ValueError(
-            "sequence_level_importance_ratios: needs token_level_loss: false, as NeMo does; the mean is then over "
-            "sequences"
-        )
-    if boolean("use_cispo", given["use_cispo"]):
-        if plain or forced or whole or given["ratio_clip_c"] is not None or not tokens:
-            raise ValueError(
-                "use_cispo: NeMo refuses it together with disable_ppo_ratio, force_on_policy_ratio, "
-                "sequence_level_importance_ratios, ratio_clip_c and token_level_loss: false"
+        raise refused(WHOLE, "needs token_level_loss: false, as NeMo does; the mean is then over sequences")
+    if given["use_cispo"]:
+        if plain or forced or whole or dual is not None or not tokens:
+            raise refused(
+                "use_cispo",
+                "NeMo refuses it together with disable_ppo_ratio, force_on_policy_ratio, "
+                f"{WHOLE}, ratio_clip_c and token_level_loss: false",
             )
-        return around_one(*sides[:2])
+        return around_one(*sides)
     if plain and not forced:
         return GPG()
-    return GSPO(*sides) if whole and not forced else clip(*sides)
+    return GSPO(*sides, dual) if whole and not forced else clip(*sides, dual)
 
 
-def _read_kl(given: dict[str, Any]) -> KL | None:
-    coefficient = number("reference_policy_kl_penalty", given["reference_policy_kl_penalty"])
-    if boolean("use_kl_in_reward", given["use_kl_in_reward"]) or coefficient == 0.0:
+def _read_kl(given: Given) -> KL | None:
+    coefficient, kind = given["reference_policy_kl_penalty"], given["reference_policy_kl_type"]
+    if given["use_kl_in_reward"] or coefficient == 0.0:
         return None
-    if given["reference_policy_kl_type"] != "k3":
-        raise ValueError(
-            "reference_policy_kl_type: expected 'k3', got "
-            f"{given['reference_policy_kl_type']!r}: no KL of this package has the gradient that NeMo gives it"
-        )
-    if boolean("use_on_policy_kl_approximation", given["use_on_policy_kl_approximation"]):
-        raise ValueError(
-            "use_on_policy_kl_approximation: weighs the KL by new/rollout and the loss by new/old; no KL here does"
-        )
+    if kind != "k3":
+        why = f"expected 'k3', got {kind!r}: no KL of this package has the gradient that NeMo gives it"
+        raise refused("reference_policy_kl_type", why)
+    if given["use_on_policy_kl_approximation"]:
+        why = "weighs the KL by new/rollout and the loss by new/old; no KL here does"
+        raise refused("use_on_policy_kl_approximation", why)
     return _kl(coefficient, given["kl_input_clamp_value"], given["kl_output_clamp_value"])
 
 
 # --- mistakes ---
 
-USES, TYPE = "loss_fn.use_importance_sampling_correction", "loss_fn.truncated_importance_sampling_type"
-LEAST, WHOLE_SEQUENCES = f"{TYPE[:-5]}_ratio_min", "loss_fn.sequence_level_importance_ratios"
-ERRORS, GENERATION = "grpo.seq_logprob_error_threshold", "policy.generation."
+SWITCH, KIND, WHOLE_SEQUENCES = f"loss_fn.{USES}", f"loss_fn.{TYPE}", f"loss_fn.{WHOLE}"
+BOUNDS, THRESHOLD, GENERATION = (f"loss_fn.{RATIO}", f"loss_fn.{LEAST}"), f"grpo.{ERRORS}", "policy.generation."
 CHECKS = Checks(
-    keys=(*(f"loss_fn.{name}" for name in OF_SPEC if name != "seq_logprob_error_threshold"), ERRORS),
+    keys=(*(f"loss_fn.{name}" for name in OF_SPEC if name != ERRORS), THRESHOLD),
     context=("grpo.async_grpo.enabled", "loss_fn.token_level_loss"),
     alike=("ppo.seq_logprob_error_threshold",),
     mode=(f"{GENERATION}vllm_cfg.logprobs_mode", "processed_logprobs"),
     temperature=f"{GENERATION}temperature",
     length="policy.max_total_sequence_length",
-    bounds={"criteria": (f"{TYPE[:-5]}_ratio", LEAST), "weight": (f"{TYPE[:-5]}_ratio", LEAST)},
+    bounds={"criteria": BOUNDS, "weight": BOUNDS},
     rules=(
-        *without(TYPE, LEAST),
+        *without(KIND, BOUNDS[1]),
         Rule(
-            USES,
-            lambda run: run.is_("grpo.async_grpo.enabled", True) and run.off(USES, False),
+            SWITCH,
+            lambda run: run.is_("grpo.async_grpo.enabled", True) and run.off(SWITCH, False),
             "NeMo refuses async_grpo without it",
             "write true",
         ),
@@ -283,8 +250,8 @@ CHECKS = Checks(
             "write token_level_loss: false",
         ),
         Rule(
-            ERRORS,
-            lambda run: run.number(ERRORS) <= 1.0,
+            THRESHOLD,
+            lambda run: run.number(THRESHOLD) <= 1.0,
             "{value} masks every sequence: the mean of exp(|D|) is at least 1",
             "write 1.5 or 2",
         ),

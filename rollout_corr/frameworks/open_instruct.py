@@ -7,17 +7,17 @@ mask take those of its tests. D is clamped to +-10 per token. Rejection zeroes t
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from ..specs.correction import Criterion, Spec, Weight
 from ..specs.loss import Loss
 from ..specs.surrogate import RatioOf, Surrogate
 from ..specs.surrogates import PPO, Score
-from ..specs.terms import KL, KLKind
-from ..specs.validate import not_negative, number, one_of, positive
+from ..specs.terms import KL, KLKind, KLWeight
+from ..specs.validate import not_negative, positive, wrong_value
 from .shared.preset import LEVELS, level_of, presets
 from .shared.recipe import BOTH, DECOUPLED, GLOBAL, WITH_REFERENCE, Named, Recipe, clip, named_recipe, of_presets
-from .shared.settings import boolean, defaults_of, maybe, settings_of
+from .shared.settings import Given, Setting, given_in, maybe, refused, word
 
 TOKEN_CLAMP = 10.0
 
@@ -66,22 +66,26 @@ presets("open_instruct", "open-instruct e6c3044 (2026-08-20)")(
 KL_KINDS: tuple[KLKind, ...] = ("k1", "k2", "k3", "k1")
 
 
+def _estimator(name: str, value: object) -> int:
+    if value not in range(len(KL_KINDS)):
+        raise wrong_value(name, "0, 1, 2 or 3", value)
+    return int(value)  # type: ignore[call-overload]  # one of these
+
+
 def _kl(beta: float, kl_estimator: int) -> KL | None:
     """The KL term, which open-instruct clamps where k is +-40."""
-    if kl_estimator not in range(len(KL_KINDS)):
-        raise ValueError(f"kl_estimator: expected 0, 1, 2 or 3, got {kl_estimator!r}")
-    if number("beta", beta) == 0.0:
-        return None
-    return KL(KL_KINDS[kl_estimator], beta, log_clamp=40.0, weight="ratio" if kl_estimator == 3 else None)
+    weight: KLWeight | None = "ratio" if kl_estimator == 3 else None
+    return KL(KL_KINDS[kl_estimator], beta, log_clamp=40.0, weight=weight) if beta else None
 
 
 def _cispo(clip_higher: float, of: RatioOf | None = None) -> Score:
     """The score function weighted by the ratio, at most 1 + clip_higher."""
-    return Score(upper=1.0 + number("clip_higher", clip_higher), of=of)
+    return Score(upper=1.0 + clip_higher, of=of)
 
 
 CLIP = Named(clip, clip_lower=0.2, clip_higher=0.272)
-NO_KL, ITS_KL = (Named(_kl, beta=beta, kl_estimator=2) for beta in (0.0, 0.05))
+ESTIMATOR = {"kl_estimator": Setting(2, _estimator)}
+NO_KL, ITS_KL = (Named(_kl, beta=beta, **ESTIMATOR) for beta in (0.0, 0.05))
 WITHOUT = "loss_fn dapo without use_rho_correction"
 WITH_ITS_KL = "with the KL of GRPOExperimentConfig"
 CISPO = Named(_cispo, clip_higher=0.272)
@@ -93,52 +97,48 @@ named_recipe("open_instruct.cispo", CISPO, BOTH, GLOBAL, spec="open_instruct.def
 # --- the configuration ---
 
 
-def spec(
-    use_rho_correction: bool = True,
-    rho_clamp_lower_bound: float = 0.0,
-    rho_clamp_upper_bound: float = 2.0,
-    rho_mask_lower_bound: float = 0.0,
-    rho_mask_upper_bound: float = 0.0,
-    rho_mask_sequence_level: bool = False,
-    rho_mask_tv_divergence: bool = False,
-) -> Spec:
-    """The correction as a Spec; the arguments are open-instruct's, with its defaults. A bound of 0 is off."""
-    if not boolean("use_rho_correction", use_rho_correction):
-        return Spec()
-    clamps = _bound("clamp_lower", rho_clamp_lower_bound), _bound("clamp_upper", rho_clamp_upper_bound)
-    mask = _bound("mask_lower", rho_mask_lower_bound), _bound("mask_upper", rho_mask_upper_bound)
-    level = "geometric" if boolean("rho_mask_sequence_level", rho_mask_sequence_level) else "token"
-    if mask == (None, None):
-        return _corrected(level, clamps)
-    diverges = boolean("rho_mask_tv_divergence", rho_mask_tv_divergence)
-    return _corrected(level, clamps, "divergence" if diverges else "ratio", mask)
-
-
 def _bound(name: str, value: object) -> float | None:
-    return not_negative(f"rho_{name}_bound", value) or None
+    """0 is off."""
+    return not_negative(name, value) or None
 
 
-OF_SPEC = defaults_of(spec)
-KNOWN: dict[str, Any] = OF_SPEC | {
+def _denominator(name: str, value: object) -> float | None:
+    """The word "token", or a number, which may be text there."""
+    if value == "token":
+        return None
+    return positive(name, float(value) if isinstance(value, str) and value.replace(".", "", 1).isdigit() else value)
+
+
+TABLE: dict[str, Any] = {
+    "use_rho_correction": True,
+    "rho_clamp_lower_bound": Setting(0.0, _bound),
+    "rho_clamp_upper_bound": Setting(2.0, _bound),
+    "rho_mask_lower_bound": Setting(0.0, _bound),
+    "rho_mask_upper_bound": Setting(0.0, _bound),
+    "rho_mask_sequence_level": False,
+    "rho_mask_tv_divergence": False,
     **CLIP.settings,
     **ITS_KL.settings,
-    "loss_denominator": "token",
-    "loss_fn": "dapo",
+    "loss_denominator": Setting("token", _denominator),
+    "loss_fn": word("dapo", ("dapo", "cispo")),
     "load_ref_policy": True,
     "use_vllm_logprobs": False,
 }
 # Of the many other fields, some that show that a whole configuration is given.
 WHOLE = ("alpha", "exp_name", "learning_rate", "num_epochs", "num_mini_batches", "per_device_train_batch_size", "seed")
+settings = partial(given_in, rows=TABLE, whole=WHOLE)
 
 
-def _read(config: object) -> tuple[dict[str, Any], Spec]:
-    given = settings_of(config, KNOWN, whole=WHOLE)
-    return given, spec(**{name: given[name] for name in OF_SPEC})
-
-
-def read(config: object) -> Spec:
+def read(given: Given) -> Spec:
     """Read GRPOExperimentConfig, or a mapping of its fields."""
-    return _read(config)[1]
+    used, *bounds, by_sequence, diverges = (given[name] for name in list(TABLE)[:7])
+    if not used:
+        return Spec()
+    clamps, mask = (bounds[0], bounds[1]), (bounds[2], bounds[3])
+    level = "geometric" if by_sequence else "token"
+    if mask == (None, None):
+        return _corrected(level, clamps)
+    return _corrected(level, clamps, "divergence" if diverges else "ratio", mask)
 
 
 def write(spec: Spec) -> dict[str, Any]:
@@ -154,18 +154,16 @@ def write(spec: Spec) -> dict[str, Any]:
     return made | {"rho_mask_sequence_level": level_of(weight) == "geometric", "rho_mask_tv_divergence": diverges}
 
 
-def recipe(config: object) -> Recipe:
+def recipe(given: Given) -> Recipe:
     """Read the whole loss. With `use_vllm_logprobs` the ratio is new/rollout."""
-    given, found = _read(config)
-    of: RatioOf | None = None
-    if boolean("use_vllm_logprobs", given["use_vllm_logprobs"]):
+    found, of = read(given), cast("RatioOf | None", None)
+    if given["use_vllm_logprobs"]:
         if found.acts:
-            raise ValueError("use_vllm_logprobs: open-instruct refuses it together with use_rho_correction")
+            raise refused("use_vllm_logprobs", "open-instruct refuses it together with use_rho_correction")
         of = "new/rollout"
     surrogate: Surrogate = PPO(given["clip_lower"], given["clip_higher"], of=of)
-    if one_of("loss_fn", given["loss_fn"], ("dapo", "cispo")) == "cispo":
+    if given["loss_fn"] == "cispo":
         surrogate = _cispo(given["clip_higher"], of)
-    has_ref, divisor = boolean("load_ref_policy", given["load_ref_policy"]), given["loss_denominator"]
-    batch = {} if divisor == "token" else {"total": positive("loss_denominator", float(divisor))}
-    kl = _kl(given["beta"], given["kl_estimator"]) if has_ref else None
-    return Recipe(found if found.acts else None, Loss(surrogate, kl=kl), batch)
+    total, kl = given["loss_denominator"], ITS_KL.of(given)
+    batch = {} if total is None else {"total": total}
+    return Recipe(found if found.acts else None, Loss(surrogate, kl=kl if given["load_ref_policy"] else None), batch)

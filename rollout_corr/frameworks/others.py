@@ -20,8 +20,8 @@ from ..specs.signed_losses import Mask
 from ..specs.surrogate import Level, Surrogate
 from ..specs.surrogates import DPPO, GPG, GSPO, PPO, REC, SAPO, TOPR, AveragePPO, Reinforce, Score
 from ..specs.terms import KL, KLKind, Mean, SquaredLogRatio
-from ..specs.validate import number, one_of, positive
-from .shared.preset import PRESETS, gated, masked, presets, truncated
+from ..specs.validate import one_of, positive
+from .shared.preset import gated, masked, presets, truncated
 from .shared.recipe import (
     BOTH,
     BYPASS,
@@ -37,11 +37,10 @@ from .shared.recipe import (
     WITH_REFERENCE,
     Named,
     Recipe,
-    aggregation,
+    add_recipe,
     anchor,
     around_one,
     as_wide,
-    built_recipe,
     clip,
     clip_of_sides,
     mean,
@@ -50,30 +49,28 @@ from .shared.recipe import (
     penalty,
     preset_with,
 )
-from .shared.settings import boolean, defaults_of, maybe
+from .shared.settings import Given, maybe, refused, unchecked, word
 
-DUAL_CLIP = Named(clip, clip_ratio_low=0.2, clip_ratio_high=0.2, clip_ratio_c=3.0)
+DUAL_CLIP = Named(clip, clip_ratio_low=0.2, clip_ratio_high=0.2, clip_ratio_c=maybe(3.0))
 
 # --- ART 0.5.18: its own loss, and that of `ppo=True` ---
 
-LEVELS: dict[str, Level] = {level: level for level in get_args(Level)}
 
-
-def _art_ppo(epsilon: float, epsilon_high: float | None, importance_sampling_level: str) -> Surrogate:
-    level = LEVELS[one_of("importance_sampling_level", importance_sampling_level, LEVELS)]
+def _art_ppo(epsilon: float, epsilon_high: float | None, level: Level) -> Surrogate:
     if level in ("average", "geometric_average"):
         return as_wide(partial(AveragePPO, level=level))(epsilon, epsilon_high)
     return as_wide(PPO if level == "token" else GSPO)(epsilon, epsilon_high)
 
 
-def _art_cispo(epsilon: float, epsilon_high: float | None, importance_sampling_level: str) -> Score:
-    level = LEVELS[one_of("importance_sampling_level", importance_sampling_level, LEVELS)]
+def _art_cispo(epsilon: float, epsilon_high: float | None, level: Level) -> Score:
     return Score(1.0 - epsilon, 1.0 + (epsilon if epsilon_high is None else epsilon_high), level=level)
 
 
 UNKNOWN_LOGPS = "it trains on tokens that have no log-prob, this package leaves them out"
-ART = {"epsilon": 0.2, "epsilon_high": None, "importance_sampling_level": "token"}
-named_recipe("art.default", Named(_art_cispo, **ART | {"epsilon": 1.0, "epsilon_high": 4.0}), BYPASS, UNKNOWN_LOGPS)
+ART = {"epsilon": 0.2, "epsilon_high": None, "importance_sampling_level": word("token", get_args(Level))}
+named_recipe(
+    "art.default", Named(_art_cispo, **ART | {"epsilon": 1.0, "epsilon_high": maybe(4.0)}), BYPASS, UNKNOWN_LOGPS
+)
 named_recipe("art.ppo", Named(_art_ppo, **ART), BYPASS, UNKNOWN_LOGPS)
 
 # --- CTPO: PPO's clip on the ratio of each token's prefix, for `policy_loss` ---
@@ -149,8 +146,8 @@ presets("dppo", "Stable-RL (2026-03)")(
         {"delta": 0.05},
     ),
 )
-named_recipe("dppo.tv", Named(partial(_dppo, "tv"), delta=0.15, clip_ratio_c=20.0), BYPASS)
-named_recipe("dppo.kl", Named(partial(_dppo, "kl"), delta=0.05, clip_ratio_c=20.0), BYPASS)
+named_recipe("dppo.tv", Named(partial(_dppo, "tv"), delta=0.15, clip_ratio_c=maybe(20.0)), BYPASS)
+named_recipe("dppo.kl", Named(partial(_dppo, "kl"), delta=0.05, clip_ratio_c=maybe(20.0)), BYPASS)
 
 # --- Fast-LLM 7d61a1b (2026-07-20) ---
 
@@ -236,7 +233,7 @@ presets("minirl", "Stable-RL (2026-03)")(
 )
 named_recipe(
     "minirl.default",
-    Named(lambda upper: Score(upper=upper, of="new/rollout"), clip_ratio_c=20.0),
+    Named(lambda upper: Score(upper=upper, of="new/rollout"), clip_ratio_c=maybe(20.0)),
     BOTH,
     "the ratio is new/rollout, the mask is of new/old",
     spec="minirl.mask",
@@ -247,7 +244,7 @@ named_recipe(
 
 def _per_sequence(by_group: bool) -> Mean:
     """Divide by the samples of the step, or nothing where `scale` divides by the tokens of each group."""
-    return Mean("sum" if boolean("group_normalization", by_group) else "sequence_sum")
+    return Mean("sum" if by_group else "sequence_sum")
 
 
 BATCH_SIZE = "total: batch_size, the samples of a step; with group_normalization scale = 1 / group_tokens"
@@ -299,40 +296,46 @@ named_recipe("torchforge.default", Score(0.1, 10.0), BYPASS)
 
 # clip_mode: the mask, and the weights that Trinity can compute with it.
 MASKS: dict[str, Mask] = {"one-side": "one_side", "gspo-one-side": "one_side", "two-side": "two_side", "ring": "ring"}
+REC_TABLE: dict[str, Any] = {
+    "epsilon_low": 0.2,
+    "epsilon_high": 0.2,
+    "epsilon_low_prime": 0.6,
+    "epsilon_high_prime": 2.0,
+    "clip_mode": word("none", ("none", *MASKS)),
+    "weight": unchecked("none"),
+    "regularizer": word("none", ("none", "k2")),
+    "regularizer_coef": 0.0,
+    "kl_coef": 0.001,
+}
 
 
-def _rec(
-    epsilon_low: float = 0.2,
-    epsilon_high: float = 0.2,
-    epsilon_low_prime: float = 0.6,
-    epsilon_high_prime: float = 2.0,
-    clip_mode: str = "none",
-    weight: str = "none",
-    regularizer: str = "none",
-    regularizer_coef: float = 0.0,
-    kl_coef: float = 0.001,
-) -> Recipe:
+def _rec(given: Given) -> Recipe:
     """`policy_loss_fn=rec`. Its weight "advantage" is a function of the advantages, which the caller brings."""
-    whole = one_of("clip_mode", clip_mode, ("none", *MASKS)) == "gspo-one-side"
+    low, high, low_prime, high_prime, clip_mode, weight, regularizer, coefficient, kl_coef = given.values()
+    whole = clip_mode == "gspo-one-side"
     by_ratio = "gspo_importance_sampling" if whole else "importance_sampling"
     weighed = one_of("weight", weight, ("none", by_ratio)) == by_ratio
     surrogate: Surrogate = Score() if weighed else GPG()
     if clip_mode != "none":
-        sides = epsilon_low, epsilon_high, epsilon_low_prime, epsilon_high_prime
-        surrogate = REC(MASKS[clip_mode], *sides, "ratio" if weighed else "one", "sequence" if whole else "token")
-    if whole and number("kl_coef", kl_coef):
-        raise ValueError(
-            f"kl_coef: expected 0 with clip_mode 'gspo-one-side', whose KL is a mean over tokens, got {kl_coef!r}"
+        surrogate = REC(
+            MASKS[clip_mode],
+            low,
+            high,
+            low_prime,
+            high_prime,
+            "ratio" if weighed else "one",
+            "sequence" if whole else "token",
         )
-    squares = one_of("regularizer", regularizer, ("none", "k2")) == "k2"
-    kl = KL("k2", kl_coef) if number("kl_coef", kl_coef) else None
-    square = SquaredLogRatio(regularizer_coef) if squares else None
-    return Recipe(None, Loss(surrogate, ROWS if whole else TOKENS, kl, square))
+    if whole and kl_coef:
+        why = f"expected 0 with clip_mode 'gspo-one-side', whose KL is a mean over tokens, got {kl_coef!r}"
+        raise refused("kl_coef", why)
+    square = SquaredLogRatio(coefficient) if regularizer == "k2" else None
+    return Recipe(None, Loss(surrogate, ROWS if whole else TOKENS, KL("k2", kl_coef) if kl_coef else None, square))
 
 
 TRINITY_KL: dict[str, Any] = {"kl": penalty("k2", kl_coef=0.001)}
 TRINITY = TRINITY_KL | {"mean": mean(loss_agg_mode="token-mean")}
-TRINITY_CLIP = {"clip_range": 0.2, "clip_range_low": None, "clip_range_high": None, "clip_ratio_c": 3.0}
+TRINITY_CLIP = {"clip_range": 0.2, "clip_range_low": None, "clip_range_high": None, "clip_ratio_c": maybe(3.0)}
 TRINITY_GSPO = Named(partial(GSPO, through="token"), clip_range_low=0.0003, clip_range_high=0.0004)
 TRINITY_CISPO = Named(around_one, clip_range_low=1.0, clip_range_high=0.28)
 TRINITY_SAPO = Named(partial(SAPO, gate="stopped"), tau_pos=1.0, tau_neg=1.05)
@@ -344,7 +347,7 @@ named_recipe("trinity.importance_sampling", Reinforce(), BYPASS, ROLLED_OUT)
 named_recipe("trinity.sapo", TRINITY_SAPO, BYPASS_WITH_REFERENCE, ROLLED_OUT, **TRINITY)
 named_recipe("trinity.topr", Named(TOPR, advantage_threshold=0.0), BYPASS_WITH_REFERENCE, ROLLED_OUT, **TRINITY)
 named_recipe("trinity.opmd", Named(lambda tau: GPG(coef=1.0 / (1.0 + tau)), tau=1.0), ("ref_logp",), **TRINITY)
-built_recipe("trinity.rec", _rec, BYPASS_WITH_REFERENCE, ROLLED_OUT)
+add_recipe("trinity.rec", _rec, REC_TABLE, BYPASS_WITH_REFERENCE, ROLLED_OUT)
 
 # --- Tunix 0.1.7 and c7d8950 (2026-08-21): `sampler_is="token"`, and its losses ---
 
@@ -360,43 +363,48 @@ TUNIX_MEANS: dict[str, Mean] = {
 TUNIX_KLS: dict[str, KLKind] = {"kl": "k1", "mse_kl": "k2", "low_var_kl": "k3"}
 
 
-def _tunix(
-    loss_agg_mode: str = "sequence-mean-token-mean",
-    loss_algo: str = "grpo",
-    epsilon: float = 0.2,
-    epsilon_high: float | None = None,
-    epsilon_c: float | None = None,
-    beta: float | None = 0.04,
-    kl_loss_mode: str = "kl",
-    kl_clamp_value: float | None = None,
-    max_tokens_to_generate: float = 64.0,
-) -> Recipe:
+TUNIX_LOSSES = {"grpo": clip, "gspo-token": GSPO_TOKEN}
+TUNIX: dict[str, Any] = {
+    "loss_agg_mode": word("sequence-mean-token-mean", TUNIX_MEANS),
+    "loss_algo": word("grpo", TUNIX_LOSSES),
+    "epsilon": 0.2,
+    "epsilon_high": None,
+    "epsilon_c": None,
+    "beta": maybe(0.04),
+    "kl_loss_mode": word("kl", TUNIX_KLS),
+    "kl_clamp_value": None,
+    "max_tokens_to_generate": 64.0,
+}
+
+
+def _tunix(given: Given) -> Recipe:
     """`policy_loss_fn=grpo`. The scale of sequence-mean-token-scale is the width of the batch."""
-    makes = {"grpo": clip, "gspo-token": GSPO_TOKEN}
-    surrogate = makes[one_of("loss_algo", loss_algo, makes)](epsilon, epsilon_high, epsilon_c)
-    mean = aggregation("loss_agg_mode", TUNIX_MEANS, loss_agg_mode)
-    if loss_agg_mode == "sequence-mean-token-scale":
-        mean = replace(mean, length=max_tokens_to_generate)
-    kind = TUNIX_KLS[one_of("kl_loss_mode", kl_loss_mode, TUNIX_KLS)]
-    return Recipe(None, Loss(surrogate, mean, KL(kind, beta, bound=kl_clamp_value) if beta else None))
+    mode, algorithm, low, high, dual, beta, kind, bound, width = (given[name] for name in TUNIX)
+    mean = TUNIX_MEANS[mode]
+    mean = replace(mean, length=width) if mode == "sequence-mean-token-scale" else mean
+    kl = KL(TUNIX_KLS[kind], beta, bound=bound) if beta else None
+    return Recipe(None, Loss(TUNIX_LOSSES[algorithm](low, high, dual), mean, kl))
 
 
-def _tunix_with_tis(sampler_is_threshold: float = 2.0, **settings: Any) -> Recipe:
-    """`sampler_is=token`."""
-    return Recipe(PRESETS["tunix.tis"].build(threshold=sampler_is_threshold), _tunix(**settings).loss)
+def _tunix_recipe(name: str, needs: tuple[str, ...], note: str, **defaults: Any) -> None:
+    """Register a loss of Tunix with other defaults."""
+    add_recipe(f"tunix.{name}", _tunix, TUNIX | defaults, needs, note)
 
 
 TUNIX_NOTE = "its old log-probs are the rollout's unless use_rollout_logps is off"
 TUNIX_SIDES = Named(clip_of_sides, epsilon=0.2, epsilon_low=None, epsilon_high=None, epsilon_c=None)
-TUNIX = defaults_of(_tunix) | {"beta": maybe(0.04)}
 MAX_TOKENS = "max_tokens_to_generate is the rollout's"
-_gspo = partial(_tunix, loss_algo="gspo-token")
-built_recipe("tunix.grpo", _tunix, BYPASS_WITH_REFERENCE, TUNIX_NOTE, TUNIX)
-built_recipe("tunix.gspo_token", _gspo, BYPASS_WITH_REFERENCE, NO_LOWER_CLAMP, TUNIX)
-_drgrpo = partial(_tunix, "sequence-mean-token-scale")
-built_recipe("tunix.drgrpo", _drgrpo, BYPASS_WITH_REFERENCE, MAX_TOKENS, TUNIX)
-_dapo = partial(_tunix, "token-mean", epsilon_high=0.28, beta=None)
-built_recipe("tunix.dapo", _dapo, BYPASS, TUNIX_NOTE, TUNIX)
-built_recipe("tunix.tis", _tunix_with_tis, (*BOTH, "ref_logp"), settings={**TUNIX, "sampler_is_threshold": 2.0})
+_tunix_recipe("grpo", BYPASS_WITH_REFERENCE, TUNIX_NOTE)
+_tunix_recipe("gspo_token", BYPASS_WITH_REFERENCE, NO_LOWER_CLAMP, loss_algo=word("gspo-token", TUNIX_LOSSES))
+SCALED = word("sequence-mean-token-scale", TUNIX_MEANS)
+_tunix_recipe("drgrpo", BYPASS_WITH_REFERENCE, MAX_TOKENS, loss_agg_mode=SCALED)
+BY_TOKENS = word("token-mean", TUNIX_MEANS)
+_tunix_recipe("dapo", BYPASS, TUNIX_NOTE, loss_agg_mode=BY_TOKENS, epsilon_high=maybe(0.28), beta=None)
+add_recipe(
+    "tunix.tis",  # sampler_is="token"
+    lambda given: _tunix(given)._replace(spec=truncated(given["sampler_is_threshold"], token_clamp=20.0)),
+    TUNIX | {"sampler_is_threshold": 2.0},
+    (*BOTH, "ref_logp"),
+)
 # The KL of `policy_loss_fn=ppo` goes into the rewards.
 named_recipe("tunix.ppo", TUNIX_SIDES, DECOUPLED)

@@ -13,11 +13,11 @@ from typing import Any
 from ..specs.correction import Criterion, Spec
 from ..specs.statistics import Stat
 from ..specs.surrogates import Reinforce
-from ..specs.validate import one_of, positive
+from ..specs.validate import positive
 from .shared.checking import Checks
 from .shared.preset import PRESETS, RECIPES, masked, presets
 from .shared.recipe import BYPASS, GLOBAL, Named, Recipe, anchor, named_recipe, of_presets
-from .shared.settings import NoEquivalent, settings_of, warn_old
+from .shared.settings import Given, NoEquivalent, Setting, given_in, refused, unchecked, warn_old, word
 
 
 def _mask(stat: Stat, label: str, **more: Any) -> Spec:
@@ -78,18 +78,36 @@ named_recipe("prime_rl.ref_kl", Reinforce(), BYPASS, DISTILLS, spec="prime_rl.re
 
 # The preset of each type. Its settings are the type's, without `adv_tau` and, except for IcePop, `kl_tau`.
 TYPES = {"ipo": "ipo", "icepop": "icepop", "kpop": "kpop", "default": "dppo"}
-SETTINGS = {kind: (*PRESETS[f"prime_rl.{preset}"].table,) for kind, preset in TYPES.items()}
+OF_TYPE = {kind: PRESETS[f"prime_rl.{preset}"].table for kind, preset in TYPES.items()}
 OLD = {"ipo_threshold": "eps"}
-NAMES = (*OLD, *(name for names in SETTINGS.values() for name in names), "import_path", "kwargs")
-KNOWN: dict[str, Any] = {"type": None, "adv_tau": 1.0, "kl_tau": None} | dict.fromkeys(NAMES)
+TABLE: dict[str, Any] = {
+    "type": word(None, (*TYPES, "custom")),
+    "adv_tau": Setting(1.0, positive),
+    "kl_tau": None,
+    "ipo_threshold": None,
+    **dict.fromkeys((name for table in OF_TYPE.values() for name in table), None),
+    **dict.fromkeys(("import_path", "kwargs"), unchecked(None)),
+}
 # Keys of the configurations that hold `loss`.
 WHOLE = ("trainer", "orchestrator", "inference", "model", "optim", "scheduler", "ckpt", "wandb", "data")
 
 
-def read(config: object) -> Spec:
-    """Read the block `loss`, the configuration of the trainer around it, or a whole one."""
-    kind, given, _ = _settings(config)
-    return PRESETS[f"prime_rl.{TYPES[kind]}"].build(**given)
+def settings(config: object) -> Given:
+    """Find the block `loss`, in the configuration of the trainer around it or in a whole one."""
+    found = given_in(config, TABLE, blocks=[("loss",), ("trainer", "loss")], whole=WHOLE).without_null()
+    for old, name in OLD.items():
+        if old in found.given:
+            # Who has the old name had the old factor too.
+            tau, value = found.given.get("kl_tau", TAU), found[old]
+            warn_old("prime_rl", [old], f"write {name} = {value!r} and kl_tau = {tau!r}")
+            found = found.but(**{name: found.given.get(name, value), "kl_tau": tau})
+    return found
+
+
+def read(given: Given) -> Spec:
+    """Read the block `loss`."""
+    preset = PRESETS[f"prime_rl.{TYPES[_type(given)]}"]
+    return preset.of(preset.settings | {name: given[name] for name in preset.table if name in given.given})
 
 
 # Where what is written stands in a configuration.
@@ -110,41 +128,32 @@ def write(spec: Spec) -> dict[str, Any]:
     return {"type": "ipo", "eps": first.high}
 
 
-def recipe(config: object) -> Recipe:
+def recipe(given: Given) -> Recipe:
     """Read the whole loss."""
-    kind, given, taus = _settings(config)
-    taus = {name: tau for name, tau in taus.items() if tau is not None or name == "adv_tau"}
-    return RECIPES[f"prime_rl.{TYPES[kind]}"].build(**given, **taus)
+    found = RECIPES[f"prime_rl.{TYPES[_type(given)]}"]
+    return found.make(Given(found.table, given.given))
 
 
-def _settings(config: object) -> tuple[str, dict[str, Any], dict[str, Any]]:
-    found = settings_of(config, KNOWN, blocks=[("loss",), ("trainer", "loss")], whole=WHOLE)
-    kind, taus = found.pop("type"), {name: found.pop(name) for name in ("kl_tau", "adv_tau")}
-    given = {name: value for name, value in found.items() if value is not None}
-    for old, name in OLD.items():
-        if old in given:
-            # Who has the old name had the old factor too.
-            taus["kl_tau"] = TAU if taus["kl_tau"] is None else taus["kl_tau"]
-            warn_old("prime_rl", [old], f"write {name} = {given[old]!r} and kl_tau = {taus['kl_tau']!r}")
-            given.setdefault(name, given.pop(old))
+def _type(given: Given) -> str:
+    """The type of the loss, with its settings alone."""
+    kind: str | None = given["type"]
     if kind is None:
         # Without a type prime-rl's loss is IPO, and was DPPO until these settings were removed.
-        kind = "default" if any(name in given for name in SETTINGS["default"]) else "ipo"
+        kind = "default" if any(name in given.given for name in OF_TYPE["default"]) else "ipo"
     if kind == "custom":
-        raise NoEquivalent("type: 'custom' names a function of its own, which cannot be read")
-    one_of("type", kind, TYPES)
-    allowed = (*SETTINGS[kind], *(() if kind == "icepop" else ("kl_tau",)))
-    for name in (*given, *(["kl_tau"] if taus["kl_tau"] is not None else [])):
-        if name not in allowed:
-            raise ValueError(f"{name}: no setting of type {kind!r}, which has {sorted(allowed)}")
-    return kind, given, taus
+        raise refused("type", "'custom' names a function of its own, which cannot be read", NoEquivalent)
+    allowed = [*OF_TYPE[kind], *(() if kind == "icepop" else ("kl_tau",))]
+    for name in given.given:
+        if OLD.get(name, name) not in (*allowed, "type", "adv_tau"):
+            raise refused(name, f"no setting of type {kind!r}, which has {sorted(allowed)}")
+    return kind
 
 
 # --- mistakes ---
 
 SAMPLING = "orchestrator.train.sampling."
 CHECKS = Checks(
-    keys=tuple(f"trainer.loss.{name}" for name in KNOWN if name != "type"),
+    keys=tuple(f"trainer.loss.{name}" for name in TABLE if name != "type"),
     alike=("import_path",),
     launchers=r"(?m)^\[\[?orchestrator\b|^orchestrator\.",
     uses_logprobs=lambda run: True,

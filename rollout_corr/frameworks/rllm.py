@@ -10,7 +10,7 @@ from typing import Any
 
 from ..specs.correction import Spec, Weight
 from ..specs.surrogates import DPPO, GPG, Score
-from ..specs.validate import one_of, positive
+from ..specs.validate import positive
 from .shared.checking import Checks, without
 from .shared.preset import LEVELS, level_of
 from .shared.recipe import (
@@ -26,7 +26,7 @@ from .shared.recipe import (
     clip,
     named_recipe,
 )
-from .shared.settings import NoEquivalent, boolean, settings_of
+from .shared.settings import Given, NoEquivalent, Setting, given_in, refused, word
 
 # --- losses ---
 
@@ -58,30 +58,36 @@ named_recipe(
 
 MODES = ("token", "sequence")
 # The default of its reader; that of the class RolloutCorrectionConfig is 5.0.
-KNOWN: dict[str, Any] = {"tis_mode": None, "bypass_mode": None, "tis_cap": 2.0}
-BLOCKS = [("rollout_correction",), ("algorithm", "rollout_correction"), ("rllm", "algorithm", "rollout_correction")]
-WHOLE = ("rllm", "algorithm", "adv_estimator", "loss_fn", "estimator")
+TABLE: dict[str, Any] = {
+    "tis_mode": word(None, MODES),
+    "bypass_mode": False,
+    "tis_cap": Setting(2.0, positive),
+}
 # Where what is written stands in a configuration.
 PLACE = "rllm.algorithm.rollout_correction"
+BLOCKS = [("rollout_correction",), ("algorithm", "rollout_correction"), ("rllm", "algorithm", "rollout_correction")]
+settings = partial(
+    given_in, rows=TABLE, blocks=BLOCKS, whole=("rllm", "algorithm", "adv_estimator", "loss_fn", "estimator")
+)
 
 
-def read(config: object) -> Spec:
+def read(given: Given) -> Spec:
     """Read the block `rollout_correction`, the block `algorithm` around it, or a whole configuration."""
-    given = settings_of(config, KNOWN, blocks=BLOCKS, whole=WHOLE)
-    bypass, cap = boolean("bypass_mode", given["bypass_mode"]), positive("tis_cap", given["tis_cap"])
-    if given["tis_mode"] is None:
+    mode, bypass, cap = given.values()
+    if mode is None:
         return Spec()
-    mode = one_of("tis_mode", given["tis_mode"], MODES, or_null=True)
     if bypass:
-        raise ValueError(f"tis_mode: expected null with bypass_mode, where both policies are one, got {mode!r}")
+        raise refused("tis_mode", f"expected null with bypass_mode, where both policies are one, got {mode!r}")
     return Spec(weight=Weight(*LEVELS[mode], upper=cap))
 
 
-def recipe(config: object) -> Recipe:
+def recipe(given: Given) -> Recipe:
     """Refuse it: the loss is the backend's."""
-    raise NoEquivalent(
-        "loss_fn: its backend has the loss: rc.recipe('verl', ...) reads verl's from the same configuration; by name "
-        "there is rc.recipe('rllm.ppo_clip') and its kin"
+    raise refused(
+        "loss_fn",
+        "its backend has the loss: rc.recipe('verl', ...) reads verl's from the same configuration; by name there is "
+        "rc.recipe('rllm.ppo_clip') and its kin",
+        NoEquivalent,
     )
 
 
@@ -97,8 +103,8 @@ def write(spec: Spec) -> dict[str, Any]:
 # --- mistakes ---
 
 CHECKS = Checks(
-    keys=tuple(f"{PLACE}.{name}" for name in KNOWN),
+    keys=tuple(f"{PLACE}.{name}" for name in TABLE),
     closed=(PLACE,),
     bounds={"weight": (f"{PLACE}.tis_cap",)},
-    rules=without(f"{PLACE}.tis_mode", f"{PLACE}.tis_cap", usual={f"{PLACE}.tis_cap": KNOWN["tis_cap"]}),
+    rules=without(f"{PLACE}.tis_mode", f"{PLACE}.tis_cap", usual={f"{PLACE}.tis_cap": 2.0}),
 )

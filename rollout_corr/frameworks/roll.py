@@ -6,7 +6,6 @@ tokens and sequences are counted. A segment is a run of the mask, which is a tur
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -18,7 +17,6 @@ from ..specs.statistics import Stat
 from ..specs.surrogate import Surrogate
 from ..specs.surrogates import DRO, GPG, GSPO, PPO, TOPR, Score
 from ..specs.terms import KL
-from ..specs.validate import number, one_of
 from .shared.preset import LEVELS, level_of, presets
 from .shared.recipe import (
     AGGREGATIONS,
@@ -28,14 +26,13 @@ from .shared.recipe import (
     WITH_REFERENCE,
     Named,
     Recipe,
-    aggregation,
     around_one,
     clip_of_sides,
     mean,
     named_recipe,
     penalty,
 )
-from .shared.settings import block_of, boolean, fields_of, inner, known_in, maybe, settings_of
+from .shared.settings import Block, Given, fields_of, given_in, maybe, refused, unchecked, word
 
 # --- presets ---
 
@@ -120,28 +117,32 @@ named_recipe("roll.topr", TOPR_WEIGHTS, DECOUPLED, SIGN, mean=SEQUENCES)
 
 # --- the configuration ---
 
+# What a filter compares, and its statistic.
+KINDS: dict[str, Stat] = {"ratio": "ratio", "diff": "prob_diff"}
 # TrainInferISWeightConfig and TrainInferFilterConfig.
-WEIGHT: dict[str, Any] = {"enabled": False, "weight_type": "token", "upper_bound": 1.2, "detach": True}
+WEIGHT = {"enabled": False, "weight_type": word("token", LEVELS_HERE), "upper_bound": maybe(1.2), "detach": True}
 FILTER: dict[str, Any] = {
     "enabled": False,
-    "agg_type": "token",
+    "agg_type": word("token", LEVELS_HERE),
     "ratio_enabled": True,
-    "ratio_low": 0.8,
-    "ratio_high": 1.2,
+    "ratio_low": maybe(0.8),
+    "ratio_high": maybe(1.2),
     "diff_enabled": False,
-    "diff_low": -0.2,
-    "diff_high": 0.2,
+    "diff_low": maybe(-0.2),
+    "diff_high": maybe(0.2),
 }
+ACTOR: dict[str, Any] = {"pg_variant": word(None, ("ppo", *VARIANTS, "topr")), "cispo_use_unified_mask": False}
+ACTOR |= {name: row for part in VARIANTS.values() for name, row in part.settings.items()}
 # Of the pipeline.
-LOSS: dict[str, Any] = CLIP | {
-    "pg_clip_low": 0.2,
-    "pg_clip_high": 0.2,
-    "train_infer_correction": None,
-    "actor_train": None,
+TABLE: dict[str, Any] = CLIP | {
+    "pg_clip_low": maybe(0.2),
+    "pg_clip_high": maybe(0.2),
+    "train_infer_correction": Block({"is_weight": Block(WEIGHT), "filters": unchecked(())}),
+    "actor_train": Block(ACTOR, others=True),
     "use_pg_clip_range": False,
-    "importance_sampling": "token",
-    "ratio_type": "token",
-    "loss_agg_mode": "seq-mean-token-mean",
+    "importance_sampling": word("token", ("token", "seq")),
+    "ratio_type": word("token", ("token", "segment")),
+    "loss_agg_mode": word("seq-mean-token-mean", (*AGGREGATIONS, "seq-mean-token-sum-norm")),
     "use_kl_loss": False,
     "kl_loss_coef": 0.0,
     "rl_loss_coef": 1.0,
@@ -150,22 +151,25 @@ LOSS: dict[str, Any] = CLIP | {
 }
 # Keys of a pipeline that are none of the loss's.
 WHOLE = ("exp_name", "pretrain", "rollout_batch_size", "adv_estimator", "actor_infer", "reference", "max_steps", "seed")
-# What a filter compares, and its statistic.
-KINDS: dict[str, Stat] = {"ratio": "ratio", "diff": "prob_diff"}
 
 
-def read(config: object) -> Spec:
-    """Read the block `train_infer_correction`, or the configuration of a pipeline."""
+def settings(config: object) -> Given:
+    """Find the configuration of a pipeline, or the block `train_infer_correction` alone."""
     given = fields_of(config)
-    if "is_weight" not in given and "filters" not in given:
-        given = inner(settings_of(config, LOSS, whole=WHOLE), "train_infer_correction")
-    given = known_in(given, ("is_weight", "filters"))
-    filters = [block_of(each, "filters", FILTER) for each in given.get("filters") or ()]
+    if "is_weight" in given or "filters" in given:
+        return Given(TABLE, {"train_infer_correction": given})
+    return given_in(config, TABLE, whole=WHOLE)
+
+
+def read(given: Given) -> Spec:
+    """Read the block `train_infer_correction`."""
+    block = given["train_infer_correction"]
+    filters = [block.block("filters", FILTER, each) for each in block["filters"] or ()]
     rules = [rule for rule in filters if rule["enabled"]]
     # Filters of one kind have one name, which a Spec takes once.
     names = [f"filter_{i}_" for i in range(len(rules))] if len(rules) > 1 else [""]
     criteria = [made for name, rule in zip(names, rules, strict=False) for made in _criteria(rule, name)]
-    return Spec(weight=_weight(block_of(given.get("is_weight") or {}, "is_weight", WEIGHT)), criteria=tuple(criteria))
+    return Spec(weight=_weight(block["is_weight"]), criteria=tuple(criteria))
 
 
 # Where what is written stands in a configuration.
@@ -187,46 +191,39 @@ def write(spec: Spec) -> dict[str, Any]:
     return {"is_weight": weight, "filters": filters}
 
 
-def recipe(config: object) -> Recipe:
+def recipe(given: Given) -> Recipe:
     """Read the whole loss but its entropy bonus, of the configuration of a pipeline."""
-    given, spec = settings_of(config, LOSS, whole=WHOLE), read(config)
-    if number("rl_loss_coef", given["rl_loss_coef"]) != 1.0:
-        raise ValueError("rl_loss_coef: multiply the value of policy_loss by it, and read the rest with 1")
+    spec, average = read(given), given["loss_agg_mode"]
+    if given["rl_loss_coef"] != 1.0:
+        raise refused("rl_loss_coef", "multiply the value of policy_loss by it, and read the rest with 1")
     for name in ("difficulty_loss_weight", "length_loss_weight"):
-        if boolean(name, given[name]):
-            raise ValueError(f"{name}: multiply the advantages by its weights of samples, and read the rest without it")
-    if given["loss_agg_mode"] == "seq-mean-token-sum-norm":
-        raise ValueError(
-            "loss_agg_mode: 'seq-mean-token-sum-norm' divides by the padded length, which is not known here"
-        )
-    average = replace(aggregation("loss_agg_mode", AGGREGATIONS, given["loss_agg_mode"]), over="kept")
-    kl = None
-    if boolean("use_kl_loss", given["use_kl_loss"]) and number("kl_loss_coef", given["kl_loss_coef"]) != 0.0:
-        kl = KL("k3", given["kl_loss_coef"], value_clamp=10.0)
+        if given[name]:
+            raise refused(name, "multiply the advantages by its weights of samples, and read the rest without it")
+    if average not in AGGREGATIONS:
+        raise refused("loss_agg_mode", f"{average!r} divides by the padded length, which is not known here")
+    coefficient = given["kl_loss_coef"] if given["use_kl_loss"] else 0.0
+    kl = KL("k3", coefficient, value_clamp=10.0) if coefficient else None
     surrogate = _surrogate(given)
     turns = {"turns": "runs"} if spec.measures_turns or surrogate.mean_unit == "turn" else {}
     if surrogate.mean_unit == "turn" and any(criterion.over == "token" for criterion in spec.criteria):
-        raise ValueError(
-            "ratio_type: 'segment' together with a filter of agg_type 'token' differs: ROLL splits segments where the "
-            "filter removed tokens, this package keeps the segments of the mask given"
+        raise refused(
+            "ratio_type",
+            "'segment' together with a filter of agg_type 'token' differs: ROLL splits segments where the filter "
+            "removed tokens, this package keeps the segments of the mask given",
         )
-    return Recipe(spec if spec.acts else None, Loss(surrogate, average, kl), turns)
+    return Recipe(spec if spec.acts else None, Loss(surrogate, replace(AGGREGATIONS[average], over="kept"), kl), turns)
 
 
-def _level(name: str, value: object) -> str:
-    return one_of(name, value, LEVELS_HERE)
-
-
-def _weight(given: Mapping[str, Any]) -> Weight | None:
-    if not boolean("is_weight.enabled", given["enabled"]):
+def _weight(given: Given) -> Weight | None:
+    if not given["enabled"]:
         return None
-    if not boolean("is_weight.detach", given["detach"]):
-        raise ValueError("is_weight.detach: expected true; weights have no gradient here")
-    return _weight_of(_level("is_weight.weight_type", given["weight_type"]), given["upper_bound"])
+    if not given["detach"]:
+        raise refused("is_weight.detach", "expected true; weights have no gradient here")
+    return _weight_of(given["weight_type"], given["upper_bound"])
 
 
-def _criteria(rule: Mapping[str, Any], name: str) -> list[Criterion]:
-    over, reduce = LEVELS_HERE[_level("filters.agg_type", rule["agg_type"])]
+def _criteria(rule: Given, name: str) -> list[Criterion]:
+    over, reduce = LEVELS_HERE[rule["agg_type"]]
     return [
         Criterion(
             stat,
@@ -237,34 +234,30 @@ def _criteria(rule: Mapping[str, Any], name: str) -> list[Criterion]:
             label=f"{name}{kind}" if name else "",
         )
         for kind, stat in KINDS.items()
-        if boolean(f"filters.{kind}_enabled", rule[f"{kind}_enabled"])
+        if rule[f"{kind}_enabled"]
     ]
 
 
-def _surrogate(given: Mapping[str, Any]) -> Surrogate:
-    actor = inner(given, "actor_train")
-    variant = actor.get("pg_variant")
+def _surrogate(given: Given) -> Surrogate:
+    actor = given["actor_train"].without_null()
+    variant = actor["pg_variant"]
     if variant == "topr":
-        raise ValueError(
-            "actor_train.pg_variant: 'topr' needs the sign of the reward; rc.recipe('roll.topr') takes the advantage's"
-        )
-    if variant is not None:
-        one_of("actor_train.pg_variant", variant, ("ppo", *VARIANTS))
-    if boolean("actor_train.cispo_use_unified_mask", actor.get("cispo_use_unified_mask")):
-        raise ValueError("actor_train.cispo_use_unified_mask: expected false")
-    of_segments = one_of("ratio_type", given["ratio_type"], ("token", "segment")) == "segment"
+        why = "'topr' needs the sign of the reward; rc.recipe('roll.topr') takes the advantage's"
+        raise refused("actor_train.pg_variant", why)
+    if actor["cispo_use_unified_mask"]:
+        raise refused("actor_train.cispo_use_unified_mask", "expected false")
+    of_segments = given["ratio_type"] == "segment"
     if of_segments and variant in VARIANTS:
-        raise ValueError(f"ratio_type: expected 'token' with actor_train.pg_variant {variant!r}, got 'segment'")
+        raise refused("ratio_type", f"expected 'token' with actor_train.pg_variant {variant!r}, got 'segment'")
     if variant in VARIANTS:
-        return VARIANTS[variant].taken_from({name: value for name, value in actor.items() if value is not None})
-    ranged = boolean("use_pg_clip_range", given["use_pg_clip_range"])
-    low, high = (given["pg_clip_low"], given["pg_clip_high"]) if ranged else (None, None)
-    sides = given["pg_clip"], low, high, boolean("dual_clip_loss", given["dual_clip_loss"])
+        return VARIANTS[variant].of(actor)
+    low, high = (given["pg_clip_low"], given["pg_clip_high"]) if given["use_pg_clip_range"] else (None, None)
+    sides = given["pg_clip"], low, high, given["dual_clip_loss"]
     if of_segments:
         # Agentic workers, which alone have segments, do not read importance_sampling.
         return _clip_of_segments(*sides)
     made = _clip(*sides)
     # The worker that has variants, its "ppo" too, does not read this setting.
-    if one_of("importance_sampling", given["importance_sampling"], ("token", "seq")) == "seq" and variant is None:
+    if given["importance_sampling"] == "seq" and variant is None:
         return GSPO(made.low, made.high, made.dual)
     return made

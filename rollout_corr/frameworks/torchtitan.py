@@ -11,10 +11,9 @@ from typing import Any
 
 from ..specs.correction import Criterion, Spec
 from ..specs.ratio_losses import PPO
-from ..specs.validate import number
 from .shared.preset import RECIPES, presets
 from .shared.recipe import BYPASS, Named, Recipe, named_recipe
-from .shared.settings import settings_of
+from .shared.settings import Given, given_in, unchecked
 
 # No log-ratio of finite float32 log-probs is near it.
 FINITE = 1e30
@@ -36,17 +35,18 @@ CLIP = partial(PPO, clamp=10.0)
 TOTAL = "total: response tokens of all ranks whose generator_logprobs are finite"
 GRPO, DAPO = {"clip_eps": 0.2}, {"ratio_clip_low": 0.2, "ratio_clip_high": 0.2}
 PARTS: dict[str, Any] = {"spec": "torchtitan.finite", "over": "kept"}
-named_recipe("torchtitan.grpo", Named(lambda eps: CLIP(eps, number("clip_eps", eps)), **GRPO), BYPASS, TOTAL, **PARTS)
+named_recipe("torchtitan.grpo", Named(lambda eps: CLIP(eps, eps), **GRPO), BYPASS, TOTAL, **PARTS)
 named_recipe("torchtitan.dapo", Named(CLIP, **DAPO), BYPASS, TOTAL, **PARTS)
 
 # --- the configuration ---
 
-KNOWN: dict[str, Any] = dict.fromkeys((*GRPO, *DAPO, "num_chunks", "loss_fn"))
+TABLE: dict[str, Any] = {**dict.fromkeys((*GRPO, *DAPO)), **dict.fromkeys(("num_chunks", "loss_fn"), unchecked(None))}
 BLOCKS = [("loss",), ("loss_fn",), ("loss", "loss_fn"), ("trainer", "loss"), ("trainer", "loss", "loss_fn")]
+settings = partial(given_in, rows=TABLE, blocks=BLOCKS)
 
 
-def recipe(config: object) -> Recipe:
+def recipe(given: Given) -> Recipe:
     """Read the Config of a loss, of the ChunkedLossWrapper or the trainer around it, or of the controller."""
-    found = settings_of(config, KNOWN, blocks=BLOCKS)
-    given = {name: value for name, value in found.items() if value is not None and name in GRPO | DAPO}
-    return RECIPES["torchtitan.dapo" if given.keys() & DAPO.keys() else "torchtitan.grpo"].build(**given)
+    given = given.without_null()
+    found = RECIPES["torchtitan.dapo" if given.given.keys() & DAPO.keys() else "torchtitan.grpo"]
+    return found.make(Given(found.table, {name: given[name] for name in given.given if name in GRPO | DAPO}))

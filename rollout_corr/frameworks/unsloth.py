@@ -7,16 +7,17 @@ from __future__ import annotations
 
 from .shared.preset import LEVELS, presets
 from .shared.recipe import WITH_REFERENCE
-from .trl.config import KNOWN, Trainer, modes
+from .shared.settings import maybe, word
+from .trl.config import CORRECTION, MEANS, TABLE, Trainer, modes
 
 presets("unsloth", "unsloth-zoo 2026.10.9")(**modes(LEVELS, "unsloth-zoo"))
 UNSLOTH = Trainer(
     "unsloth",
-    tuple(LEVELS),
-    KNOWN | {"beta": 0.001, "loss_type": "bnpo"},
-    named={"vllm_importance_sampling_correction": False},
+    TABLE | {"beta": maybe(0.001), "loss_type": word("bnpo", MEANS)},
+    levels=tuple(LEVELS),
+    named={CORRECTION: False},
     dapo_high=0.28,
     kl_clamp=10.0,
 )
 UNSLOTH.register(WITH_REFERENCE)
-read, recipe, write = UNSLOTH.read, UNSLOTH.recipe, UNSLOTH.write
+settings, read, recipe, write = UNSLOTH.settings, UNSLOTH.read, UNSLOTH.recipe, UNSLOTH.write

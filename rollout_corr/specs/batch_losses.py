@@ -16,7 +16,7 @@ from torch import Tensor
 
 from .ratio_losses import PPO
 from .surrogate import Decided, LossTokens, SeenBatch, SeenGroups, Surrogate, TokenLoss, Traits
-from .validate import LARGEST_FLOAT32, number, shown, wrong_type
+from .validate import LARGEST_FLOAT32, number, wrong_type, wrong_value
 
 SMALLEST_TAU = 1e-30
 
@@ -24,7 +24,7 @@ SMALLEST_TAU = 1e-30
 def _share(name: str, value: object) -> float:
     share = number(name, value)
     if not 0.0 < share <= 1.0:
-        raise ValueError(f"{name}: expected a number above 0 and at most 1, got {share!r}")
+        raise wrong_value(name, "a number above 0 and at most 1", share)
     return share
 
 
@@ -81,7 +81,7 @@ class ClipCov(PPO):
         for name in ("lower", "upper"):
             self._set(**{name: number(f"ClipCov.{name}", getattr(self, name))})
         if not self.lower <= self.upper:
-            raise ValueError(f"ClipCov.upper: expected a number >= lower={self.lower!r}, got {self.upper!r}")
+            raise wrong_value("ClipCov.upper", f"a number >= lower={self.lower!r}", self.upper)
         if isinstance(self.seed, bool) or not isinstance(self.seed, int):
             raise wrong_type("ClipCov.seed", "an integer", self.seed)
         if not 0 <= self.seed < 2**63:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from .score_losses import OF_LEVEL
 from .surrogate import LossTokens, Surrogate, TokenLoss, Traits
-from .validate import LARGEST_FLOAT32, choice, number, positive
+from .validate import LARGEST_FLOAT32, choice, number, positive, wrong_value
 
 Mask = Literal["one_side", "two_side", "ring"]
 Factor = Literal["one", "ratio"]
@@ -50,7 +50,7 @@ class TOPR(Surrogate):
         super().__post_init__()
         value = number("TOPR.threshold", self.threshold)
         if not math.isfinite(value):
-            raise ValueError(f"TOPR.threshold: expected a finite number, got {value!r}")
+            raise wrong_value("TOPR.threshold", "a finite number", value)
         self._set(threshold=value, upper=positive("TOPR.upper", self.upper))
         for name in ("positive", "negative"):
             self._number(name, most=LARGEST_FLOAT32)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from .checked import Checked
 from .choices import Stretch
-from .validate import LARGEST_CLAMP, beyond_float32, choice, number, positive, shown
+from .validate import LARGEST_CLAMP, beyond_float32, choice, number, positive, wrong_value
 
 RatioOf = Literal["new/old", "new/rollout"]
 # The log-ratio x that a surrogate uses: the token's, its sequence's mean, or the log of an average of the two ratios.
@@ -188,7 +188,7 @@ class Surrogate(Checked):
             raise TypeError("Surrogate: expected one of its kinds, such as PPO(), got Surrogate itself")
         for each in fields(self):
             if beyond_float32(value := getattr(self, each.name)):
-                raise ValueError(f"{self._name}.{each.name}: expected a number that float32 holds, got {shown(value)}")
+                raise wrong_value(f"{self._name}.{each.name}", "a number that float32 holds", value)
         if self.of is not None:
             choice(f"{self._name}.of", self.of, RATIOS)
         self._set(clamp=positive(f"{self._name}.clamp", self.clamp, LARGEST_CLAMP))
@@ -202,7 +202,7 @@ class Surrogate(Checked):
         value = number(f"{self._name}.{name}", getattr(self, name))
         if not least <= value <= most:
             limit = f">= {least:g}" + ("" if math.isinf(most) else f" and <= {most:g}")
-            raise ValueError(f"{self._name}.{name}: expected a number {limit}, got {value!r}")
+            raise wrong_value(f"{self._name}.{name}", f"a number {limit}", value)
         self._set(**{name: value})
 
     @property

@@ -8,7 +8,7 @@ from typing import Literal, get_args
 
 from .checked import Checked, keywords_meant
 from .surrogate import Surrogate
-from .validate import LARGEST_CLAMP, boolean, choice, number, positive, shown, wrong_type
+from .validate import LARGEST_CLAMP, boolean, choice, number, positive, shown, wrong_type, wrong_value
 
 KLKind = Literal["k1", "k2", "k3", "abs"]
 KLWeight = Literal["ratio", "weights"]
@@ -160,7 +160,7 @@ class SquaredLogRatio(Checked):
 def _coefficient(name: str, of: KL | SquaredLogRatio) -> None:
     value = number(name, of.coef)
     if not 0.0 <= value < math.inf:
-        raise ValueError(f"{name}: expected a finite number >= 0, got {value!r}")
+        raise wrong_value(name, "a finite number >= 0", value)
     object.__setattr__(of, "coef", value)
 
 

@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import TypeVar
 
 Choice = TypeVar("Choice", bound=str)
+Error = TypeVar("Error", bound=Exception)
 
 # exp(2 * clamp) has to be finite in float32, because chi2 squares a ratio.
 LARGEST_CLAMP = 40.0
@@ -27,9 +28,29 @@ def shown(value: object) -> str:
         return "what holds an integer of many digits"
 
 
+def of_key(error: Error, key: str, given: object = None, wanted: str = "") -> Error:
+    """Attach to an error the argument or setting that is wrong.
+
+    Its attributes are `key`, what it was `given`, what was `wanted`, and `why`, the message without the key.
+    """
+    error.__dict__.update(key=key, given=given, wanted=wanted, why=str(error).removeprefix(f"{key}: "))
+    return error
+
+
+def wrong_value(name: str, wanted: str, value: object, hint: str = "") -> ValueError:
+    """Make the error for a wrong value."""
+    return of_key(ValueError(f"{name}: expected {wanted}, got {shown(value)}{hint}"), name, value, wanted)
+
+
 def wrong_type(name: str, wanted: str, value: object) -> TypeError:
     """Make the error for a value of the wrong type."""
-    return TypeError(f"{name}: expected {wanted}, got {type(value).__name__} {shown(value)}")
+    got = f"the string {value!r}" if isinstance(value, str) and wanted == "a number" else None
+    return of_key(
+        TypeError(f"{name}: expected {wanted}, got {got or f'{type(value).__name__} {shown(value)}'}"),
+        name,
+        value,
+        wanted,
+    )
 
 
 def boolean(name: str, value: object) -> None:
@@ -44,7 +65,7 @@ def choice(name: str, value: object, options: tuple[str, ...], meant: Mapping[st
         raise wrong_type(name, f"one of {list(options)}", value)
     if value not in options:
         hint = f"; write {meant[value]}" if value in meant else ""
-        raise ValueError(f"{name}: expected one of {list(options)}, got {shown(value)}{hint}")
+        raise wrong_value(name, f"one of {list(options)}", value, hint)
 
 
 def one_of(name: str, value: object, options: Iterable[Choice], *, or_null: bool = False) -> Choice:
@@ -56,7 +77,7 @@ def one_of(name: str, value: object, options: Iterable[Choice], *, or_null: bool
     for option in options:
         if isinstance(value, str) and value == option:
             return option
-    raise ValueError(f"{name}: expected {'null or ' if or_null else ''}one of {options}, got {shown(value)}")
+    raise wrong_value(name, f"{'null or ' if or_null else ''}one of {options}", value)
 
 
 def beyond_float32(value: object) -> bool:
@@ -66,20 +87,18 @@ def beyond_float32(value: object) -> bool:
 
 def number(name: str, value: object) -> float:
     """Return a number as a float; NaN, booleans, strings and finite numbers beyond the floats are refused."""
-    if isinstance(value, str):
-        raise TypeError(f"{name}: expected a number, got the string {value!r}")
     if isinstance(value, bool) or not isinstance(value, Real):
         raise wrong_type(name, "a number", value)
     try:
         converted = float(value)
     except OverflowError as error:
-        raise ValueError(f"{name}: expected a number that a float holds, got {shown(value)}") from error
+        raise wrong_value(name, "a number that a float holds", value) from error
     # NumPy's long double has numbers beyond the floats and turns them into infinity.
     if abs(converted) == math.inf and value != converted:
-        raise ValueError(f"{name}: expected a number that a float holds, got {shown(value)}")
+        raise wrong_value(name, "a number that a float holds", value)
     # Not math.isnan: inside a compiled function a threshold may be a symbol.
     if converted != converted:
-        raise ValueError(f"{name}: expected a number, got nan")
+        raise wrong_value(name, "a number", converted)
     return converted
 
 
@@ -88,7 +107,7 @@ def positive(name: str, value: object, most: float = math.inf, *, finite: bool =
     converted = number(name, value)
     if not 0.0 < converted <= most or (finite and converted == math.inf):
         limit = "" if math.isinf(most) else f" and <= {most:g}"
-        raise ValueError(f"{name}: expected a {'finite ' if finite else ''}number > 0{limit}, got {converted!r}")
+        raise wrong_value(name, f"a {'finite ' if finite else ''}number > 0{limit}", converted)
     return converted
 
 
@@ -96,7 +115,7 @@ def not_negative(name: str, value: object) -> float:
     """Return a number >= 0 as a float."""
     converted = number(name, value)
     if converted < 0.0:
-        raise ValueError(f"{name}: expected a number >= 0, got {converted!r}")
+        raise wrong_value(name, "a number >= 0", converted)
     return converted
 
 
@@ -111,17 +130,18 @@ def bounds(
     high = None if upper is None else _bound(f"{owner}.upper", upper)
     if not signed:
         if low is not None and low < 0.0:
-            raise ValueError(f"{owner}.lower: expected a number >= 0, got {low!r}{_of_log(low) if ratio else ''}")
+            raise wrong_value(f"{owner}.lower", "a number >= 0", low, _of_log(low) if ratio else "")
         if high is not None and high <= 0.0:
-            raise ValueError(f"{owner}.upper: expected a number > 0, got {high!r}{_of_log(high) if ratio else ''}")
+            raise wrong_value(f"{owner}.upper", "a number > 0", high, _of_log(high) if ratio else "")
     if clamps and low == math.inf:
-        raise ValueError(f"{owner}.lower: expected a finite number, got {low!r}")
+        raise wrong_value(f"{owner}.lower", "a finite number", low)
     for side, bound in (("lower", low), ("upper", high)):
         # A ratio is clamped to a bound in float32, where a smaller one would be 0.
         if clamps and (beyond_float32(bound) or 0.0 < abs(bound or 0.0) < SMALLEST_FLOAT32):
-            raise ValueError(f"{owner}.{side}: expected a number that float32 holds, got {bound!r}")
+            raise wrong_value(f"{owner}.{side}", "a number that float32 holds", bound)
     if low is not None and high is not None and low > high:
-        raise ValueError(f"{owner}: expected lower <= upper, got lower={low!r}, upper={high!r}")
+        error = ValueError(f"{owner}: expected lower <= upper, got lower={low!r}, upper={high!r}")
+        raise of_key(error, owner, (low, high), "lower <= upper")
     return low, high
 
 
@@ -132,5 +152,5 @@ def _of_log(bound: float) -> str:
 def _bound(name: str, value: object) -> float:
     if isinstance(value, str) and "_" in value:
         hint = "('low_high' strings are a framework's grammar: use rc.spec)"
-        raise TypeError(f"{name}: expected a number, got the string {value!r} {hint}")
+        raise of_key(TypeError(f"{name}: expected a number, got the string {value!r} {hint}"), name, value, "a number")
     return number(name, value)

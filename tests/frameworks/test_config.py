@@ -135,11 +135,12 @@ def test_verl_itself():
 def test_grpo_config_itself(tmp_path):
     from trl import GRPOConfig
 
-    from rollout_corr.frameworks.trl.config import KNOWN
+    from rollout_corr.frameworks.shared.settings import default_of
+    from rollout_corr.frameworks.trl.config import TABLE
 
     given = GRPOConfig(output_dir=str(tmp_path), use_vllm=True, use_cpu=True, report_to=[], bf16=False)
     assert rc.recipe("trl", given) == rc.recipe("trl", given.to_dict()) == rc.recipe("trl.dapo")
-    assert {name: getattr(given, name) for name in KNOWN} == KNOWN
+    assert all(getattr(given, name) == default_of(row) for name, row in TABLE.items())
 
 
 # --- settings that verl 0.6.0 and AReaL had once: refused, with the block that means the same today ---

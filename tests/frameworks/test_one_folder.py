@@ -15,16 +15,27 @@ from rollout_corr.metrics import peers
 from rollout_corr.specs import choices, correction
 
 CONFIG = """
-from rollout_corr.frameworks.shared.preset import PRESETS, presets
-from rollout_corr.frameworks.shared.recipe import BOTH, Named, clip, of_presets
-from rollout_corr.frameworks.shared.settings import fields_of
-from rollout_corr.frameworks.shared.preset import truncated
+from functools import partial
 
+from rollout_corr.frameworks.shared.preset import presets, truncated
+from rollout_corr.frameworks.shared.recipe import BOTH, Named, Recipe, clip, of_presets
+from rollout_corr.frameworks.shared.settings import given_in
+from rollout_corr.specs.loss import Loss
+
+TABLE = {"cap": 2.0, "eps": 0.2, "eps_high": None}
+CLIP = Named(clip, eps=0.2, eps_high=None)
 presets("toy", "toy 1.0")(tis=("w = min(exp(D), cap).", truncated, {"cap": 2.0}))
-of_presets("toy", Named(clip, eps=0.2, eps_high=None), BOTH)
+of_presets("toy", CLIP, BOTH)
+settings = partial(given_in, rows=TABLE)
 
-def read(config):
-    return PRESETS["toy.tis"].build(cap=fields_of(config)["cap"])
+def read(given):
+    return truncated(given["cap"])
+
+def recipe(given):
+    return Recipe(read(given), Loss(CLIP.of(given)))
+
+def write(spec):
+    return {"cap": spec.weight and spec.weight.high}
 """
 METRICS = """
 from rollout_corr.metrics.peers import Columns
@@ -89,6 +100,10 @@ def test_a_folder_is_a_framework():
     assert "toy.tis" in rc.spec_names() and "toy.tis" in rc.recipe_names()
     made = rc.recipe("toy.tis", eps=0.1, cap=3.0)
     assert made.loss.surrogate == rc.PPO(0.1, 0.1) and made.spec == spec
+    assert rc.recipe("toy", {"cap": 3.0, "eps": 0.1}) == made and spec.to_config("toy") == {"cap": 3.0}
+    with pytest.raises(TypeError, match=r"^spec\('toy'\): cap: expected a number, got the string '3'$") as caught:
+        rc.spec("toy", {"cap": "3"})
+    assert caught.value.key == "cap"
     with pytest.raises(ValueError, match=r"unknown name 'toy\.tiss', did you mean 'toy\.tis'"):
         rc.spec("toy.tiss")
     assert frameworks.toy.install() == "installed" and dir(frameworks.toy) == ["install"]

@@ -319,13 +319,14 @@ SPEC_REFUSED = {
 }
 RECIPE_REFUSED = {
     "axolotl": """
-{trl: {vllm_importance_sampling_cap: 0.5}} | vllm_importance_sampling_cap=0.5: cap: expected a number >= 1
+{trl: {vllm_importance_sampling_cap: 0.5}} | vllm_importance_sampling_cap: expected a number >= 1, got 0.5
 {trl: {loss_type: vespo}} | loss_type: expected one of
 {top_entropy_quantile: 0.2} | top_entropy_quantile: needs the whole distribution
 """,
     "cosmos_rl": """
 {variant: ppo} | variant: expected one of ['grpo', 'dapo', 'gspo']
-{aipo_rho: 0.5} | aipo_rho=0.5: PPO.high: expected a number >= 0
+{aipo_rho: 0.5} | aipo_rho: expected a number >= 1, got 0.5
+{epsilon_low: 0.1, epsilon_high: 3.5, lower_bound_ratio: 0.5} | lower_bound_ratio=0.5: PPO.dual: expected a number >= 1
 """,
     "torchtitan": "{clip_epsilon: 0.1} | unknown key 'clip_epsilon' (did you mean 'clip_eps'?)",
     "rllm": "{} | loss_fn: its backend has the loss: rc.recipe('verl', ...) reads",
@@ -386,7 +387,7 @@ RECIPE_REFUSED = {
 {type: ipo, ratio_low: 0.1} | ratio_low: no setting of type 'ipo', which has
 {type: icepop, kl_tau: 0.1} | kl_tau: no setting of type 'icepop', which has
 {type: custom, import_path: a.b} | type: 'custom' names a function of its own
-{type: dapo} | type: expected one of
+{type: dapo} | type: expected null or one of
 {adv_tau: 0.0} | adv_tau: expected a
 """,
     "roll": """
@@ -396,7 +397,7 @@ RECIPE_REFUSED = {
 {ratio_type: segment, actor_train: {pg_variant: tis}} | ratio_type: expected 'token' with
 {ratio_type: segment, train_infer_correction: {filters: [{enabled: true}]}} | 'segment' together with a filter
 {actor_train: {pg_variant: topr}} | 'topr' needs the sign of the reward
-{actor_train: {pg_variant: x}} | actor_train.pg_variant: expected one of
+{actor_train: {pg_variant: x}} | actor_train.pg_variant: expected null or one of
 {actor_train: {cispo_use_unified_mask: true}} | cispo_use_unified_mask: expected
 {loss_agg_mode: seq-mean-token-sum-norm} | loss_agg_mode: 'seq-mean-token-sum-norm' divides by
 {rl_loss_coef: 0.5} | rl_loss_coef: multiply the value
@@ -416,7 +417,7 @@ RECIPE_REFUSED = {
 {tis_clp: 2.0} | unknown key 'tis_clp' (did you mean 'tis_clip'?)
 {use_tis: true, custom_tis_function_path: a.b} | custom_tis_function_path: expected one that
 {custom_pg_loss_reducer_function_path: a.b} | a function of its own cannot be read
-{loss_type: sft_loss} | loss_type: expected 'policy_loss'
+{loss_type: sft_loss} | loss_type: expected one of ['policy_loss']
 {use_tis: true, use_rollout_logprobs: true} | use_rollout_logprobs: the ratio is then the correction itself
 {use_kl_loss: true, kl_loss_type: k4} | kl_loss_type: expected one of
 {use_tis: true, use_rs: true, tis_level: word} | tis_level: expected one of
@@ -453,7 +454,7 @@ RECIPE_REFUSED = {
     "xtuner": """
 {policy_loss_cfg: {cliprange: 0.2}} | unknown key 'cliprange' (did you mean 'cliprange_
 {} | TypeError cliprange_low: expected a number
-{policy_loss_cfg: {log_prob_diff_max: 5.0}} | log_prob_diff_max: expected 20.0
+{policy_loss_cfg: {cliprange_low: 0.2, cliprange_high: 0.2, log_prob_diff_max: 5.0}} | log_prob_diff_max: expected 20.0
 {positive_loss_factor: 1.0} | OREAL's loss has no recipe
 {policy_loss_cfg: {cliprange_low: 0.2, cliprange_high: 0.2}, use_kl_loss: true} | kl_loss_type: expected one of
 """,

@@ -9,9 +9,10 @@ from types import MappingProxyType, SimpleNamespace
 import pytest
 
 import rollout_corr as rc
-from rollout_corr.frameworks.shared.settings import block_of, flags_of, in_its_words, settings_of
+from rollout_corr.frameworks.shared.settings import Block, Given, Setting, flags_in, given_in, maybe, or_null, word
+from rollout_corr.specs.validate import positive
 
-KNOWN = {"clip_low": 0.2, "clip_high": 0.2, "mode": None}
+KNOWN = {"clip_low": 0.2, "clip_high": 0.2, "mode": word(None, ["a"])}
 
 
 class Model:
@@ -44,8 +45,8 @@ class Arguments:
     ids=["mapping", "read only", "model", "dataclass", "namespace", "attributes", "block", "nested", "whole"],
 )
 def test_kinds_of_configurations(config):
-    read = settings_of(config, KNOWN, blocks=[("loss",), ("trainer", "loss")], whole=["optimizer"])
-    assert read == {"clip_low": 0.1, "clip_high": 0.2, "mode": None}
+    read = given_in(config, KNOWN, blocks=[("loss",), ("trainer", "loss")], whole=["optimizer"])
+    assert dict(read) == {"clip_low": 0.1, "clip_high": 0.2, "mode": None}
 
 
 @pytest.mark.parametrize(
@@ -53,16 +54,17 @@ def test_kinds_of_configurations(config):
 )
 def test_misspelled(config):
     with pytest.raises(ValueError, match=r"unknown key 'clip_lo' \(did you mean 'clip_low'\?\)"):
-        settings_of(config, KNOWN, blocks=[("loss",)], whole=["optimizer"])
+        given_in(config, KNOWN, blocks=[("loss",)], whole=["optimizer"])
 
 
 @pytest.mark.usefixtures("nothing_said_yet")
 @pytest.mark.parametrize(
     ("read", "given"),
     [
-        (lambda given: settings_of(given, KNOWN)["clip_low"], {"clip_low": 0.1, "of_next_year": 1}),
-        (lambda given: block_of(given, "loss", KNOWN)["clip_low"], {"clip_low": 0.1, "of_next_year": 1}),
-        (lambda given: flags_of(given, FLAGS)["actor.clip"], {"actor": {"clip": 0.1, "of_next_year": 1}}),
+        (lambda given: given_in(given, KNOWN)["clip_low"], {"clip_low": 0.1, "of_next_year": 1}),
+        (lambda given: Given({"loss": Block(KNOWN)}, {"loss": given})["loss"]["clip_low"],
+         {"clip_low": 0.1, "of_next_year": 1}),
+        (lambda given: flags_in(given, FLAGS)["actor.clip"], {"actor": {"clip": 0.1, "of_next_year": 1}}),
         (lambda given: rc.spec("verl", given).weight.upper, {"rollout_is_threshold": 0.1, "rollout_is": "token",
          "of_next_year": 1}),
         (lambda given: rc.spec("xtuner", given).weight.upper, {"rollout_is_threshold": (0.1, 0.0), "of_next_year": 1}),
@@ -93,21 +95,25 @@ def test_a_key_that_is_like_another_may_be_of_a_newer_release(framework, config,
 
 def test_unknown():
     with pytest.raises(ValueError, match="unknown key 'x', expected some of"):
-        settings_of({"x": 1}, KNOWN)
+        given_in({"x": 1}, KNOWN)
     with pytest.raises(TypeError, match="loss: expected a mapping or a config object, got int 3"):
-        settings_of({"loss": 3}, KNOWN, blocks=[("loss",)])
+        given_in({"loss": 3}, KNOWN, blocks=[("loss",)])
     with pytest.raises(ValueError, match=r"recipe: expected a framework .*one of \[.*\], got 'none'"):
         rc.recipe("none", {})
 
 
 REFUSED = [
-    ("trl", {"vllm_importance_sampling_clip_max": "2.0"}, "vllm_importance_sampling_clip_max='2.0': clip_max"),
-    ("trl", {"epsilon": "k1", "beta": "batch"}, "epsilon='k1': PPO.low"),
-    ("trl", SimpleNamespace(beta="batch", learning_rate=1e-6), "beta"),
-    ("nemo", {"loss_fn": {"ratio_clip_min": "x"}}, "loss_fn.ratio_clip_min='x': PPO.low"),
+    ("trl", {"vllm_importance_sampling_clip_max": "2.0"}, "vllm_importance_sampling_clip_max: expected a number"),
+    ("trl", {"epsilon": "k1", "beta": "batch"}, "beta: expected a number"),
+    ("trl", SimpleNamespace(beta="batch", learning_rate=1e-6), "beta: expected a number"),
+    ("trl", {"epsilon": -1.0, "beta": 0.5}, "epsilon=-1.0: PPO.low: expected a number >= 0"),
+    ("trl", {"vllm_importance_sampling_clip_max": 2.0, "vllm_importance_sampling_clip_min": 3.0},
+     "vllm_importance_sampling_clip_max=2.0, vllm_importance_sampling_clip_min=3.0: Criterion: expected lower"),
+    ("nemo", {"loss_fn": {"ratio_clip_min": "x"}}, "ratio_clip_min: expected a number"),
     ("nemo", {"loss_fn": {}, "grpo": {"seq_logprob_error_threshold": {1: 2}}},
-     "grpo.seq_logprob_error_threshold={1: 2}: Criterion.upper"),
-    ("openrlhf", SimpleNamespace(actor=SimpleNamespace(eps_clip="x")), "actor.eps_clip='x': PPO.low"),
+     "seq_logprob_error_threshold: expected a number"),
+    ("openrlhf", SimpleNamespace(actor=SimpleNamespace(eps_clip="x")), "actor.eps_clip: expected a number"),
+    ("xtuner", {"policy_loss_cfg": {}}, "policy_loss_cfg.cliprange_low: expected a number"),
 ]  # fmt: skip
 
 
@@ -115,37 +121,61 @@ REFUSED = [
 def test_an_error_names_the_frameworks_own_key(framework, config, said):
     with pytest.raises((TypeError, ValueError)) as caught:
         rc.recipe(framework, config)
-    assert str(caught.value).startswith(f"recipe({framework!r}): {said}: expected a number"), caught.value
+    assert str(caught.value).startswith(f"recipe({framework!r}): {said}"), caught.value
+    assert caught.value.key == said.partition(":")[0].partition("=")[0]
+    assert caught.value.why and caught.value.why in str(caught.value)
 
 
-def read_pair(config):
-    """Read two bounds, with words of its own in the errors."""
-
-    def read(given):
-        lower, upper = (int(given.get(name, default)) for name, default in (("eps_low", 0), ("eps_high", 9)))
-        if lower < 0:
-            raise ValueError("eps_low: too small")
-        if lower > upper:
-            raise ValueError("expected lower <= upper")
-
-    try:
-        read(config)
-    except ValueError as error:
-        return in_its_words(error, read, config)
+TABLE = {
+    "on": False,
+    "low": 0.2,
+    "high": None,
+    "cap": maybe(2.0),
+    "tau": Setting(1.0, positive),
+    "limit": Setting(None, or_null(positive)),
+    "mode": word("mask", ("mask", "clip")),
+    "loss": Block({"beta": 0.1}),
+    "other": "unchecked",
+}
+DEFAULTS = {"on": False, "low": 0.2, "high": None, "cap": 2.0, "tau": 1.0, "limit": None, "mode": "mask"}
 
 
-def test_two_keys_that_do_not_fit_each_other_are_both_named():
-    assert read_pair({"eps_low": 3, "eps_high": "2", "other": 1}) == "eps_low=3, eps_high='2': expected lower <= upper"
+def test_a_row_says_which_values_a_setting_takes():
+    given = Given(TABLE, {})
+    assert {name: given[name] for name in DEFAULTS} == DEFAULTS and given["loss"]["beta"] == 0.1
+    changed = {"on": None, "low": 1, "high": 3, "cap": None, "limit": 5.0, "mode": "clip", "loss": None, "other": []}
+    given = Given(TABLE, changed)
+    assert dict(given) == {**DEFAULTS, **changed, "on": False, "loss": given["loss"]}
+    assert dict(given["loss"]) == {"beta": 0.1}
 
 
-def test_an_error_that_names_the_key_stays_as_it_is():
-    assert read_pair({"eps_low": -1, "other": 1}) == "eps_low: too small"
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("on", 1, "on: expected true or false, got int 1"),
+        ("low", None, "low: expected a number, got NoneType None"),
+        ("high", "1", "high: expected a number, got the string '1'"),
+        ("tau", 0, "tau: expected a finite number > 0, got 0.0"),
+        ("limit", -1, "limit: expected a finite number > 0, got -1.0"),
+        ("mode", None, r"mode: expected one of \['mask', 'clip'\], got None"),
+        ("loss", 3, "loss: expected a mapping or a config object, got int 3"),
+        ("loss", {"beta": "x"}, "loss.beta: expected a number, got the string 'x'"),
+    ],
+)
+def test_a_wrong_value_is_refused_when_it_is_read_and_not_before(name, value, said):
+    given = Given(TABLE, {name: value})
+    assert given["cap"] == 2.0
+    with pytest.raises((TypeError, ValueError), match=f"^{said}$") as caught:
+        dict(given[name]) if name == "loss" else given[name]
+    assert caught.value.key == said.partition(":")[0] and said.startswith(f"{caught.value.key}: ")
 
 
-def test_a_configuration_that_holds_itself_ends():
-    config = {"eps_low": 3, "eps_high": 2}
-    config["more"] = config
-    assert read_pair(config) == "eps_low=3, eps_high=2: expected lower <= upper"
+def test_an_error_of_a_spec_is_laid_to_the_settings_with_its_value():
+    given = Given(TABLE, {"low": 3.0, "high": 2, "cap": 2.0})
+    with pytest.raises(ValueError, match="lower <= upper") as caught:
+        rc.Weight.token(lower=given["low"], upper=given["high"])
+    # `cap` has this value too, and was not read.
+    assert str(given.blamed(caught.value)) == f"low=3.0, high=2: {caught.value}"
 
 
 FLAGS = {"actor.clip": 0.2, "algo.kl.coef": 0.0}
@@ -167,7 +197,7 @@ OTHERS = ("actor.adam", "algo.kl.target")
     ids=["nested", "dotted", "flat namespace", "nested namespace"],
 )
 def test_flags(config):
-    assert flags_of(config, FLAGS, OTHERS) == {"actor.clip": 0.1, "algo.kl.coef": 0.0}
+    assert dict(flags_in(config, FLAGS, OTHERS)) == {"actor.clip": 0.1, "algo.kl.coef": 0.0}
 
 
 @pytest.mark.parametrize(
@@ -175,11 +205,11 @@ def test_flags(config):
 )
 def test_misspelled_flag(config):
     with pytest.raises(ValueError, match=r"unknown key 'actor\.clp' \(did you mean 'actor\.clip'\?\)"):
-        flags_of(config, FLAGS, OTHERS)
+        flags_in(config, FLAGS, OTHERS)
 
 
 def test_flags_without_their_block():
     with pytest.raises(ValueError, match=r"unknown key 'clip', expected some of \['actor', 'algo'\]"):
-        flags_of({"clip": 0.1}, FLAGS)
+        flags_in({"clip": 0.1}, FLAGS)
     with pytest.raises(TypeError, match="actor: expected a mapping or a config object, got int 3"):
-        flags_of({"actor": 3}, FLAGS)
+        flags_in({"actor": 3}, FLAGS)

@@ -7,7 +7,6 @@ AReaL edits the mask and zeroes the weight, but divides by the original token co
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from ...specs.bounds_of_batch import MeanBelow
@@ -34,7 +33,22 @@ from ..shared.recipe import (
     named_recipe,
     of_presets,
 )
-from ..shared.settings import NoEquivalent, boolean, defaults_of, fields_of, maybe, settings_of, warn_once
+from ..shared.settings import (
+    Block,
+    Given,
+    NoEquivalent,
+    Setting,
+    defaults_of,
+    fields_of,
+    given_in,
+    maybe,
+    needed,
+    or_null,
+    refused,
+    unchecked,
+    warn_once,
+    word,
+)
 
 # --- the correction ---
 
@@ -57,9 +71,10 @@ def spec(
     check(level, action, metric, agg)
     if action == "clamp":
         if level == "sequence" and agg != "mean":
-            raise ValueError(
-                f"agg: expected 'mean' with action 'clamp' at the level sequence, got {agg!r}: the weight is clamped "
-                "by another number than itself, which no Spec does"
+            raise refused(
+                "agg",
+                f"expected 'mean' with action 'clamp' at the level sequence, got {agg!r}: the weight is clamped by "
+                "another number than itself, which no Spec does",
             )
         ratio = RATIO_LEVELS["token" if level == "token" else "geometric"]
         return Spec(weight=Weight(*ratio, lower=lower or None, upper=upper), nonfinite="neutral")
@@ -82,7 +97,7 @@ def check(level: str, action: str, metric: str, agg: str) -> None:
     one_of("metric", metric, STATS)
     one_of("agg", agg, AGGREGATIONS)
     if action == "clamp" and metric != "ratio":
-        raise ValueError(f"action: expected 'mask' with metric {metric!r}, as AReaL does, got 'clamp'")
+        raise refused("action", f"expected 'mask' with metric {metric!r}, as AReaL does, got 'clamp'")
 
 
 def m2po(m2_threshold: float) -> Spec:
@@ -150,35 +165,47 @@ named_recipe(
 
 # --- the configuration ---
 
-OF_SPEC = defaults_of(spec)
-# The settings of PPOActorConfig that make its loss, with its defaults.
-ACTOR: dict[str, Any] = {
-    **CLIP,
-    **TAUS,
-    "m2_threshold": None,
-    "use_sapo_loss": False,
-    "use_cispo_loss": False,
-    "recompute_logprob": False,
-    "use_decoupled_loss": False,
-    "rejection_sampling": None,
-    "importance_sampling_level": "token",
-    "prox_logp_method": "recompute",
-}
+# The settings of RejectionSamplingConfig, checked by `spec`.
+REJECTION = {name: unchecked(default) for name, default in defaults_of(spec).items()}
 # What rejection_sampling was up to #1088.
 OLD = ("behave_imp_weight_cap", "behav_imp_weight_cap", "behave_imp_weight_mode")
-ACTOR |= dict.fromkeys(OLD)
+# The settings of PPOActorConfig that make its loss, with its defaults.
+TABLE: dict[str, Any] = {
+    **CLIP,
+    **TAUS,
+    "m2_threshold": Setting(None, or_null(positive)),
+    "use_sapo_loss": False,
+    "use_cispo_loss": False,
+    "recompute_logprob": unchecked(False),
+    "use_decoupled_loss": False,
+    "rejection_sampling": Block(REJECTION),
+    "importance_sampling_level": word("token", LEVELS),
+    "prox_logp_method": "recompute",
+    **dict.fromkeys(OLD, unchecked(None)),
+}
 # Other keys of PPOActorConfig.
 OF_ACTOR = ("kl_ctl", "ppo_n_minibatches", "path", "optimizer", "backend", "group_size", "adv_norm", "reward_norm")
 # Bounds that the batch decides, and a setting of its own has.
 RULES = (MeanBelow,)
 
 
-def read(config: object) -> Spec:
-    """Read the block `rejection_sampling`, a PPOActorConfig, or a configuration with a block `actor`."""
-    keys = fields_of(config).keys()
-    if keys & {"actor", *ACTOR, *OF_ACTOR}:
-        return _correction(_settings(config)) or Spec()
-    return spec(**settings_of(config, OF_SPEC))
+def settings(config: object) -> Given:
+    """Find a PPOActorConfig, in a configuration with a block `actor`, or the block `rejection_sampling` alone."""
+    if not fields_of(config).keys() & {"actor", *TABLE, *OF_ACTOR}:
+        alone = given_in(config, REJECTION).given
+        return Given(TABLE, {"rejection_sampling": alone, "use_decoupled_loss": True})
+    given = given_in(config, TABLE, blocks=[("actor",)], whole=OF_ACTOR)
+    for name in OLD:
+        if given.says(name):
+            raise refused(name, f"a setting of AReaL before rejection_sampling; {_instead(given)}")
+    if given.says("rejection_sampling") and given["use_sapo_loss"]:
+        warn_once("use_sapo_loss", "areal: use_sapo_loss does not read rejection_sampling; leave that out", "areal")
+    return given
+
+
+def read(given: Given) -> Spec:
+    """Read `rejection_sampling` and `m2_threshold`."""
+    return _correction(given) or Spec()
 
 
 def write(spec: Spec) -> dict[str, Any]:
@@ -203,38 +230,29 @@ def write(spec: Spec) -> dict[str, Any]:
     return {**found, "rejection_sampling": made}
 
 
-def recipe(config: object) -> Recipe:
+def recipe(given: Given) -> Recipe:
     """Read the whole loss from a PPOActorConfig, or from a configuration with a block `actor`.
 
     `old_logp` is AReaL's proximal policy: with `prox_logp_method` "loglinear" the interpolation, with
     "reuse_train_logp" `new_logp.detach()`, and without `use_decoupled_loss` or `recompute_logprob` the engine's.
     """
-    given = _settings(config)
-    sapo = boolean("use_sapo_loss", given["use_sapo_loss"])
+    sapo = given["use_sapo_loss"]
     surrogate, correction = _surrogate(given, sapo), None if sapo else _correction(given)
     threshold = given["m2_threshold"]
     if threshold is not None and correction is not None and correction.weight is not None:
-        raise NoEquivalent(
-            "m2_threshold: expected None with rejection_sampling, because the loss counts what the one drops and not "
+        raise refused(
+            "m2_threshold",
+            "expected None with rejection_sampling, because the loss counts what the one drops and not "
             f"what the other drops, got {threshold!r}; leave it out, and pass as mask the one of "
-            f"rc.correct(..., spec=rc.spec('areal.m2po', m2_threshold={threshold!r}))"
+            f"rc.correct(..., spec=rc.spec('areal.m2po', m2_threshold={threshold!r}))",
+            NoEquivalent,
         )
     # What M2PO drops leaves AReaL's count of tokens.
     drops = correction is not None and threshold is not None
     return Recipe(correction, Loss(surrogate, Mean(over="kept" if drops else "original")))
 
 
-def _settings(config: object) -> dict[str, Any]:
-    found = settings_of(config, ACTOR, blocks=[("actor",)], whole=OF_ACTOR)
-    for name in OLD:
-        if found[name] is not None:
-            raise ValueError(f"{name}: a setting of AReaL before rejection_sampling; {_instead(found)}")
-    if found["rejection_sampling"] is not None and boolean("use_sapo_loss", found["use_sapo_loss"]):
-        warn_once(("areal", "use_sapo_loss"), "areal: use_sapo_loss does not read rejection_sampling; leave that out")
-    return found
-
-
-def _instead(given: dict[str, Any]) -> str:
+def _instead(given: Given) -> str:
     """Say what to write in place of a cap, which masked tokens above it unless a mode said otherwise."""
     mode = given["behave_imp_weight_mode"] or "token_mask"
     level, _, does = str(mode).partition("_")
@@ -247,38 +265,34 @@ def _instead(given: dict[str, Any]) -> str:
     return f"write rejection_sampling: {{level: {level}, action: {action}, metric: ratio, upper: {upper!r}}}"
 
 
-def _correction(given: dict[str, Any]) -> Spec | None:
+def _correction(given: Given) -> Spec | None:
     """The tokens that M2PO drops, then the rejection among those that are left."""
     # Without the decoupled loss AReaL compares a policy with itself.
-    rejection, threshold = given["rejection_sampling"], given["m2_threshold"]
-    decoupled = partial(boolean, "use_decoupled_loss", given["use_decoupled_loss"])
-    drops = None if threshold is None else m2po(number("m2_threshold", threshold))
-    if (rejection is None and drops is None) or not decoupled():
+    threshold, rejects = given["m2_threshold"], given.says("rejection_sampling")
+    if (threshold is None and not rejects) or not given["use_decoupled_loss"]:
         return None
-    if rejection is None:
+    drops = None if threshold is None else m2po(threshold)
+    if not rejects:
         return drops
-    rejects = spec(**settings_of(fields_of(rejection, "rejection_sampling"), OF_SPEC))
+    rejection = spec(**given["rejection_sampling"])
     if drops is None:
-        return rejects
-    criteria = (*drops.criteria, *rejects.criteria)
-    return replace(rejects, criteria=criteria, rejected="both", sums_over="kept")
+        return rejection
+    return replace(rejection, criteria=(*drops.criteria, *rejection.criteria), rejected="both", sums_over="kept")
 
 
-def _surrogate(given: dict[str, Any], sapo: bool) -> Surrogate:
-    level = one_of("importance_sampling_level", given["importance_sampling_level"], LEVELS)
-    low, high, dual = (given[name] for name in CLIP)
-    if boolean("use_cispo_loss", given["use_cispo_loss"]):
+def _surrogate(given: Given, sapo: bool) -> Surrogate:
+    level, low, high, dual = (given[name] for name in ("importance_sampling_level", *CLIP))
+    if given["use_cispo_loss"]:
         if sapo or level != "token":
-            raise ValueError(
-                "use_cispo_loss: AReaL refuses it with use_sapo_loss or importance_sampling_level: sequence"
-            )
-        return around_one(low, positive("eps_clip_higher, which use_cispo_loss needs", high))
+            why = "AReaL refuses it with use_sapo_loss or importance_sampling_level: sequence"
+            raise refused("use_cispo_loss", why)
+        return around_one(low, needed("eps_clip_higher", "use_cispo_loss", high))
     if sapo:
-        if boolean("use_decoupled_loss", given["use_decoupled_loss"]):
-            raise ValueError("use_sapo_loss: AReaL refuses it together with use_decoupled_loss")
+        if given["use_decoupled_loss"]:
+            raise refused("use_sapo_loss", "AReaL refuses it together with use_decoupled_loss")
         if level != "token":
-            raise ValueError("importance_sampling_level: expected 'token' with use_sapo_loss: SAPO has no other here")
+            raise refused("importance_sampling_level", "expected 'token' with use_sapo_loss: SAPO has no other here")
         return SAPO(*(given[name] for name in TAUS))
-    if dual is not None and number("c_clip", dual) <= 1.0:
-        raise ValueError(f"c_clip: expected a number > 1, got {dual!r}")
+    if dual is not None and dual <= 1.0:
+        raise refused("c_clip", f"expected a number > 1, got {dual!r}")
     return clip(low, high, dual) if level == "token" else as_wide(GSPO)(low, high, dual)

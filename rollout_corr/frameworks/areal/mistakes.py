@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from ..shared.checking import Checks, without
-from .config import ACTOR, OF_SPEC
+from .config import REJECTION, TABLE
 
 REJECTS, DECOUPLED = "actor.rejection_sampling", "actor.use_decoupled_loss"
 M2, SAPO = "actor.m2_threshold", "actor.use_sapo_loss"
 UPPER = f"{REJECTS}.upper"
 
 CHECKS = Checks(
-    keys=(*(f"actor.{name}" for name in ACTOR), *(f"{REJECTS}.{name}" for name in OF_SPEC)),
+    keys=(*(f"actor.{name}" for name in TABLE), *(f"{REJECTS}.{name}" for name in REJECTION)),
     alike=("sapo_tau",),
     closed=(REJECTS,),
     launchers=r"\bareal\.(infra\.)?launcher\.",

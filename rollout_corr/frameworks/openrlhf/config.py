@@ -7,6 +7,7 @@ weight, so no denominator changes.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from ...specs.choices import Reduce, Unit
@@ -33,7 +34,19 @@ from ..shared.recipe import (
     named_recipe,
     of_presets,
 )
-from ..shared.settings import boolean, defaults_of, flags_of, maybe, under, warn_old
+from ..shared.settings import (
+    Given,
+    Setting,
+    boolean,
+    flags_in,
+    maybe,
+    or_null,
+    refused,
+    unchecked,
+    under,
+    warn_old,
+    word,
+)
 
 UNITS: dict[str, tuple[Unit, Reduce | None]] = {"token": ("token", None), "seq": ("sequence", "mean")}
 MODES = ("mask", "clip")
@@ -93,7 +106,7 @@ def _sides(both: float, low_high: tuple[float, float] | None) -> tuple[float, fl
 
 
 AGGREGATED = {mode: AGGREGATIONS[mode] for mode in ("token-mean", "seq-mean-token-mean")}
-CLIP: dict[str, Any] = {"eps_clip": 0.2, "eps_clip_low_high": None, "dual_clip": None}
+CLIP: dict[str, Any] = {"eps_clip": 0.2, "eps_clip_low_high": unchecked(None), "dual_clip": None}
 PARTS: dict[str, Any] = {"mean": mean(AGGREGATED, loss_agg_mode="token-mean")}
 ALL_SEQUENCES = "total: sequences of all ranks"
 of_presets("openrlhf", Named(clipped, **CLIP), BOTH, GLOBAL, **PARTS)
@@ -104,44 +117,52 @@ named_recipe("openrlhf.gspo", Named(gspo, **CLIP), DECOUPLED, ALL_SEQUENCES, mea
 # --- the flags ---
 
 
-def spec(
-    is_correction_level: str = "off",
-    is_correction_mode: str = "mask",
-    is_correction_gating: str = "ratio",
-    is_correction_threshold: Sequence[float] = (0.5, 5.0),
-) -> Spec:
-    """The correction as a Spec; the arguments are OpenRLHF's, with its defaults."""
-    level = one_of("is_correction_level", is_correction_level, ("off", *UNITS))
-    mode = one_of("is_correction_mode", is_correction_mode, MODES)
-    gating = one_of("is_correction_gating", is_correction_gating, GATINGS)
+def threshold(name: str, value: Sequence[object]) -> tuple[float, float]:
+    """HIGH or LOW HIGH."""
+    bounds = [number(name, bound) for bound in value]
+    if len(bounds) not in (1, 2):
+        raise refused(name, f"expected HIGH or LOW HIGH, got {bounds}")
+    low, high = (0.0, *bounds)[-2:]
+    return low, high
+
+
+# The settings of the correction, with OpenRLHF's defaults.
+IS: dict[str, Any] = {
+    "is_correction_level": word("off", ("off", *UNITS)),
+    "is_correction_mode": word("mask", MODES),
+    "is_correction_gating": word("ratio", GATINGS),
+    "is_correction_threshold": Setting((0.5, 5.0), threshold),
+}
+
+
+def spec(level: str, mode: str, gating: str, bounds: tuple[float, float]) -> Spec:
+    """The correction as a Spec; the arguments are the values of `IS`."""
     if level == "off":
         return Spec()
-    bounds = [number("is_correction_threshold", bound) for bound in is_correction_threshold]
-    if len(bounds) not in (1, 2):
-        raise ValueError(f"is_correction_threshold: expected HIGH or LOW HIGH, got {bounds}")
-    low, high = (0.0, *bounds)[-2:]
+    low, high = bounds
     if mode == "clip":
         if level == "seq" or gating != "ratio":
-            raise ValueError("is_correction_mode: 'clip' needs is_correction_level 'token' and gating 'ratio'")
+            raise refused("is_correction_mode", "'clip' needs is_correction_level 'token' and gating 'ratio'")
         return truncated(high, low)
     if gating != "ratio" and low > 0.0:
-        raise ValueError(f"is_correction_threshold: expected an upper bound alone with gating {gating!r}, got {bounds}")
+        why = f"expected an upper bound alone with gating {gating!r}, got {[*bounds]}"
+        raise refused("is_correction_threshold", why)
     return _gate(level, gating, low if gating == "ratio" else None, high)
 
 
 ADVANTAGE = "algo.advantage."
-OF_SPEC = {ADVANTAGE + name: default for name, default in defaults_of(spec).items()}
-KNOWN: dict[str, Any] = {
-    **OF_SPEC,
-    **{f"actor.{name}": default for name, default in CLIP.items()},
-    "actor.policy_loss_type": "ppo",
-    "actor.loss_agg_mode": "token-mean",
+ENABLE, TYPE = f"{ADVANTAGE}is_correction_enable", f"{ADVANTAGE}is_correction_type"
+TABLE: dict[str, Any] = {
+    **{ADVANTAGE + name: row for name, row in IS.items()},
+    **{f"actor.{name}": row for name, row in CLIP.items()},
+    "actor.policy_loss_type": word("ppo", ("ppo", "gspo")),
+    "actor.loss_agg_mode": word("token-mean", AGGREGATED),
     "algo.kl.use_loss": False,
     "algo.kl.init_coef": 0.01,
-    "algo.kl.estimator": "k1",
+    "algo.kl.estimator": word("k1", ESTIMATORS),
     "algo.kl.unbiased_gradient": False,
-    "algo.advantage.is_correction_enable": None,
-    "algo.advantage.is_correction_type": "tis",
+    ENABLE: Setting(None, or_null(boolean)),
+    TYPE: word("tis", OLD_TYPES),
 }
 OTHERS = (
     *under(
@@ -156,9 +177,19 @@ OTHERS = (
 )
 
 
-def read(config: object) -> Spec:
+settings = partial(flags_in, rows=TABLE, others=OTHERS)
+
+
+def read(given: Given) -> Spec:
     """Read OpenRLHF's arguments: a namespace, nested or with dots in its names, or a mapping."""
-    return _spec(flags_of(config, KNOWN, OTHERS))
+    level, mode, gating, bounds = (given[ADVANTAGE + name] for name in IS)
+    enabled = given[ENABLE]
+    if enabled is not None:
+        level, mode = OLD_TYPES[given[TYPE]]
+        level = level if enabled else "off"
+        new = f"--algo.advantage.is_correction_level {level} --algo.advantage.is_correction_mode {mode}"
+        warn_old("openrlhf", ("is_correction_enable", "is_correction_type"), f"write {new}")
+    return spec(level, mode, gating, bounds)
 
 
 def write(spec: Spec) -> dict[str, Any]:
@@ -184,44 +215,28 @@ def written_flags(
     return {ADVANTAGE + name: value for name, value in made.items()}
 
 
-def recipe(config: object) -> Recipe:
+def recipe(given: Given) -> Recipe:
     """Read the whole loss but its entropy bonus. GSPO with a correction needs `rollout_logp` and has no weight."""
-    given = flags_of(config, KNOWN, OTHERS)
-    found = _spec(given)
+    found = read(given)
     both, low_high, dual = (given[f"actor.{name}"] for name in CLIP)
-    average = AGGREGATED[one_of("actor.loss_agg_mode", given["actor.loss_agg_mode"], AGGREGATED)]
-    if one_of("actor.policy_loss_type", given["actor.policy_loss_type"], ("ppo", "gspo")) == "gspo":
+    if given["actor.policy_loss_type"] == "gspo":
         surrogate = gspo(both, low_high, dual, "new/rollout" if found.acts else None)
         return Recipe(None, Loss(surrogate, SEQUENCES, _kl(given, SEQUENCES)))
+    average = AGGREGATED[given["actor.loss_agg_mode"]]
     return Recipe(found if found.acts else None, Loss(clipped(both, low_high, dual), average, _kl(given, average)))
 
 
-def _spec(given: dict[str, Any]) -> Spec:
-    settings = {name.removeprefix(ADVANTAGE): given[name] for name in OF_SPEC}
-    if given[ADVANTAGE + "is_correction_enable"] is not None:
-        kind = one_of("is_correction_type", given[ADVANTAGE + "is_correction_type"], OLD_TYPES)
-        level, mode = OLD_TYPES[kind]
-        on = boolean("is_correction_enable", given[ADVANTAGE + "is_correction_enable"])
-        warn_old(
-            "openrlhf",
-            ("is_correction_enable", "is_correction_type"),
-            "write --algo.advantage."
-            f"is_correction_level {level if on else 'off'} --algo.advantage.is_correction_mode {mode}",
-        )
-        settings |= {"is_correction_level": level if on else "off", "is_correction_mode": mode}
-    return spec(**settings)
-
-
-def _kl(given: dict[str, Any], average: Mean) -> KL | None:
-    coefficient = number("algo.kl.init_coef", given["algo.kl.init_coef"])
-    if not boolean("algo.kl.use_loss", given["algo.kl.use_loss"]) or coefficient <= 0.0:
+def _kl(given: Given, average: Mean) -> KL | None:
+    coefficient = given["algo.kl.init_coef"]
+    if not given["algo.kl.use_loss"] or coefficient <= 0.0:
         return None
     if average != TOKENS:
-        raise ValueError(
-            "algo.kl.use_loss: OpenRLHF divides the KL by tokens and this policy loss by sequences; compute "
-            "the KL by a call of its own, as docs/losses.md shows, and set algo.kl.init_coef to 0 here"
+        raise refused(
+            "algo.kl.use_loss",
+            "OpenRLHF divides the KL by tokens and this policy loss by sequences; compute "
+            "the KL by a call of its own, as docs/losses.md shows, and set algo.kl.init_coef to 0 here",
         )
-    if boolean("algo.kl.unbiased_gradient", given["algo.kl.unbiased_gradient"]):
-        raise ValueError("algo.kl.unbiased_gradient: weighs the KL's gradient and not its value; no KL here does")
-    kind = one_of("algo.kl.estimator", given["algo.kl.estimator"], ESTIMATORS)
+    if given["algo.kl.unbiased_gradient"]:
+        raise refused("algo.kl.unbiased_gradient", "weighs the KL's gradient and not its value; no KL here does")
+    kind = given["algo.kl.estimator"]
     return KL(kind, coefficient, value_clamp=10.0 if kind == "k3" else None)

@@ -19,7 +19,7 @@ from ...specs.correction import Spec
 from ...specs.loss import Loss
 from ..shared.dropin import DropIn, DumpPath, Installed, Target
 from ..shared.recipe import SEQUENCES, TOKENS
-from ..shared.settings import cached_spec
+from ..shared.settings import Given, cached_spec
 from . import config
 from .config import clipped, gspo
 
@@ -129,4 +129,5 @@ def _correction(loss: Any) -> Spec:
 
 @cached_spec
 def _spec_of(level: str, mode: str, gating: str, *threshold: float) -> Spec:
-    return config.spec(level, mode, gating, threshold or (0.5, 5.0))
+    values = level, mode, gating, threshold or (0.5, 5.0)
+    return config.spec(*Given(config.IS, dict(zip(config.IS, values, strict=True))).values())

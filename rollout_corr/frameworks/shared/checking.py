@@ -332,29 +332,25 @@ def _read(framework: str, settings: Settings) -> tuple[Spec | None, list[ConfigP
             except NoEquivalent:
                 return None, problems
             except (TypeError, ValueError) as error:
-                problem = _of_text(str(error).removeprefix(f"spec({framework!r}): "), settings, "error")
+                said = str(error).removeprefix(f"spec({framework!r}): ")
+                problem = _said_of(getattr(error, "key", ""), getattr(error, "why", said), settings, "error")
                 # Once a setting is taken out, others may be refused that fit the one that was meant.
                 problems = problems or [problem]
                 if settings.pop(problem.key, None) is None:
                     return None, problems
                 continue
-        said = (_of_text(text.removeprefix(f"{framework}: "), settings, "warning") for text in notices)
-        return spec, [*problems, *said]
+        texts = ((key, text.removeprefix(f"{framework}: ").removeprefix(f"{key}: ")) for key, text in notices)
+        return spec, [*problems, *(_said_of(key, text, settings, "warning") for key, text in texts)]
     return None, problems
 
 
-def _of_text(text: str, settings: Settings, severity: Severity) -> ConfigProblem:
-    """Find the setting that a message names first."""
-    # Of a text that repeats a value of any length, what is shown.
-    text = text[:MOST]
-    words: dict[str, int] = {}
-    for found in re.finditer(r"[\w.]+", text):
-        words.setdefault(found[0], found.start())
-    named = [(words[last], key) for key in settings if (last := key.rpartition(".")[2]) in words]
-    key = min(named)[1] if named else ""
-    message = re.sub(rf"^{re.escape(key.rpartition('.')[2])}(=[^:]*)?: ", "", text) if key else text
-    message, _, fix = message.partition("; ")
-    return _problem(settings.get(key), key, message, fix, severity=severity)
+def _said_of(key: str, text: str, settings: Settings, severity: Severity) -> ConfigProblem:
+    """Turn what the reader says of a setting into a problem; of a text that repeats a value of any length, a part."""
+    # The key itself, its last part, or the block that holds it.
+    ends = [f".{part}" for part in (key, key.rpartition(".")[2], key.rpartition(".")[0]) if part]
+    whole = next((name for end in ends for name in settings if f".{name}".endswith(end)), "")
+    message, _, fix = text[:MOST].partition("; ")
+    return _problem(settings.get(whole), whole, message, fix, severity=severity)
 
 
 # --- names ---

@@ -11,7 +11,6 @@ import difflib
 import pkgutil
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
@@ -22,9 +21,9 @@ from ...specs.caches import cached
 from ...specs.correction import Spec
 from ...specs.validate import shown
 from .names import FrameworkName, RecipeName, SpecName
-from .preset import PRESETS, RECIPES, RENAMED, Preset, RecipeEntry, same_kind
+from .preset import PRESETS, RECIPES, RENAMED, Preset, RecipeEntry
 from .preset import Recipe as Recipe
-from .settings import in_its_words
+from .settings import same_kind
 
 Entry = TypeVar("Entry")
 
@@ -224,16 +223,20 @@ def _read(call: str, framework: str, config: tuple[object, ...], options: dict[s
     (given,) = config
     if not is_readable(framework, READERS[call]):
         raise ValueError(f"{call}: {_no_reader(call, framework, given)}")
-    read = partial(getattr(part(framework), READERS[call]), **options)
+    module = part(framework)
     if isinstance(given, str):
         raise TypeError(
             f"{call}({framework!r}): config: expected a mapping or a config object, got the string {shown(given)}; "
             f"by name it is rc.{call}({f'{framework}.{given}'!r})"
         )
     try:
-        return read(given)
+        settings = module.settings(given)
+        try:
+            return getattr(module, READERS[call])(settings, **options)
+        except (TypeError, ValueError) as error:
+            raise settings.blamed(error) from error
     except (TypeError, ValueError) as error:
-        raise same_kind(error, f"{call}({framework!r}): {in_its_words(error, read, given)}") from error
+        raise same_kind(error, f"{call}({framework!r}): {error}") from error
 
 
 # --- what the errors say ---

@@ -6,14 +6,14 @@ A registered spec is called a preset here. Each knows what builds it, and the fr
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...specs.choices import Drop, Of, Reduce, Unit, WeightReduce
 from ...specs.correction import Criterion, Spec, Weight
-from .settings import NoEquivalent, default_of, refuse_wrong_types
+from .settings import Given, default_of, same_kind
 
 if TYPE_CHECKING:
     from ...specs.loss import Loss
@@ -39,26 +39,31 @@ class Preset:
     @property
     def settings(self) -> dict[str, Any]:
         """Its settings, with their defaults."""
-        return {name: default_of(setting) for name, setting in self.table.items()}
+        return {name: default_of(row) for name, row in self.table.items()}
 
     def build(self, /, **given: object) -> Spec:
         """Make the Spec; the preset and its settings are named in errors."""
         try:
-            refuse_wrong_types(self.table, given)
-            self._refuse_unknown(given)
-            return self.make(*(self.settings | given).values())
+            return self.of(keywords_in(self.name, self.table, given))
         except (TypeError, ValueError) as error:
             said = ", ".join(f"{key}={value!r}" for key, value in given.items())
             raise same_kind(error, f"spec {self.name}({said}): {error}") from error
 
-    def _refuse_unknown(self, given: Iterable[str]) -> None:
-        wrong = next((name for name in given if name not in self.table), None)
-        if wrong is not None:
-            close = difflib.get_close_matches(wrong, self.table, n=1)
-            raise TypeError(
-                f"{self.name.partition('.')[2]}() got an unexpected keyword argument {wrong!r}; it takes "
-                f"{[*self.table] or 'none'}{f', did you mean {close[0]}=?' if close else ''}"
-            )
+    def of(self, given: Mapping[str, Any]) -> Spec:
+        """Make the Spec from settings, among which are all of its own."""
+        return self.make(*[given[name] for name in self.table])
+
+
+def keywords_in(name: str, table: Mapping[str, Any], given: Mapping[str, object]) -> Given:
+    """Return keywords as settings of a table; an unknown one is a TypeError."""
+    wrong = next((key for key in given if key not in table), None)
+    if wrong is not None:
+        close = difflib.get_close_matches(wrong, table, n=1)
+        raise TypeError(
+            f"{name.partition('.')[2]}() got an unexpected keyword argument {wrong!r}; it takes "
+            f"{[*table] or 'none'}{f', did you mean {close[0]}=?' if close else ''}"
+        )
+    return Given(table, given)
 
 
 # Filled when the module of a framework is imported; `lookup` imports the one that a name asks for.
@@ -95,12 +100,28 @@ class Recipe(_SpecAndLoss):
 
 
 class RecipeEntry(NamedTuple):
-    """A registered recipe: what builds it, its settings and their defaults, the log-probs that it needs, a remark."""
+    """A registered recipe: what makes it, its settings and their defaults, the log-probs that it needs, a remark."""
 
-    build: Callable[..., Recipe]
-    settings: Mapping[str, Any]
+    name: str
+    make: Callable[[Given], Recipe]
+    table: Mapping[str, Any]
     needs: tuple[str, ...]
     note: str = ""
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Its settings, with their defaults."""
+        return {name: default_of(row) for name, row in self.table.items()}
+
+    def build(self, /, **given: object) -> Recipe:
+        """Make the recipe; an error names the setting."""
+        settings = keywords_in(self.name, self.table, given)
+        try:
+            # A wrong type is a mistake also where the loss does not use the setting.
+            _ = [settings[name] for name in given]
+            return self.make(settings)
+        except (TypeError, ValueError) as error:
+            raise settings.blamed(error) from error
 
 
 # Filled when the module of a framework is imported, as the presets are.
@@ -125,12 +146,6 @@ def presets(framework: str, matches: str) -> Callable[..., None]:
 def registered(framework: str) -> list[Preset]:
     """The presets that a framework's module has registered so far."""
     return [found for found in PRESETS.values() if found.name.partition(".")[0] == framework]
-
-
-def same_kind(error: Exception, message: str) -> Exception:
-    """Return a TypeError or a kind of ValueError, as the error is, with another message."""
-    kinds = (TypeError, NoEquivalent)
-    return next((kind for kind in kinds if isinstance(error, kind)), ValueError)(message)
 
 
 # --- parts of Specs ---

@@ -14,10 +14,9 @@ from ...specs.ratio_losses import GSPO, PPO
 from ...specs.score_losses import Score
 from ...specs.surrogate import RatioOf, Surrogate
 from ...specs.terms import KL, KLKind, KLWeight, Mean, MeanOver, Scope, SquaredLogRatio
-from ...specs.validate import number, one_of
 from .preset import PRESETS, RECIPES, RecipeEntry, registered
 from .preset import Recipe as Recipe
-from .settings import default_of, defaults_of, refuse_wrong_types
+from .settings import Given, maybe, word
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -46,9 +45,9 @@ class Named(Generic[T_co]):
     def __init__(self, make: Callable[..., T_co], /, **settings: Any) -> None:
         self.make, self.settings = make, settings
 
-    def taken_from(self, given: dict[str, Any]) -> T_co:
-        """Make the part, and remove its settings from those given."""
-        return self.make(*[given.pop(name, default) for name, default in self.settings.items()])
+    def of(self, given: Mapping[str, Any]) -> T_co:
+        """Make the part from settings, among which are all of its own."""
+        return self.make(*[given[name] for name in self.settings])
 
 
 def named_recipe(
@@ -78,45 +77,31 @@ def named_recipe(
         regularizer: The squared log-ratio.
         **batch: Fields that the caller's Batch has to have.
     """
+    table = dict(PRESETS[spec].table) if isinstance(spec, str) else {}
+    for part in (surrogate, mean, kl, regularizer, spec):
+        table |= part.settings if isinstance(part, Named) else {}
 
-    def build(**settings: Any) -> Recipe:
+    def build(given: Given) -> Recipe:
         def part(value: Any) -> Any:
-            return value.taken_from(settings) if isinstance(value, Named) else value
+            return value.of(given) if isinstance(value, Named) else value
 
+        corrects = PRESETS[spec].of(given) if isinstance(spec, str) else part(spec)
         of = part(surrogate), part(mean), part(kl), part(regularizer)
-        if isinstance(spec, str):
-            corrects: Spec | None = PRESETS[spec].build(**settings)
-        else:
-            corrects = part(spec)
-            if settings:
-                raise TypeError(f"got an unexpected keyword argument {next(iter(settings))!r}")
         loss = Loss(of[0], of[1] if over is None else replace(of[1], over=over), of[2], of[3])
         return Recipe(corrects, loss, batch)
 
-    table = dict(PRESETS[spec].settings) if isinstance(spec, str) else {}
-    for part in (surrogate, mean, kl, regularizer, spec):
-        table |= part.settings if isinstance(part, Named) else {}
-    RECIPES[name] = RecipeEntry(build, table, needs, note)
+    add_recipe(name, build, table, needs, note)
 
 
-def built_recipe(
+def add_recipe(
     name: str,
-    build: Callable[..., Recipe],
+    make: Callable[[Given], Recipe],
+    table: Mapping[str, Any],
     needs: tuple[str, ...],
     note: str = "",
-    settings: Mapping[str, Any] | None = None,
 ) -> None:
-    """Register a recipe by the function that makes it, whose parameters are its settings, if no others are said.
-
-    A text or a tensor, which would count as true, is refused where the default is a number, None or a bool.
-    """
-    table = defaults_of(build) if settings is None else settings
-
-    def checked(**given: Any) -> Recipe:
-        refuse_wrong_types(table, given)
-        return build(**given)
-
-    RECIPES[name] = RecipeEntry(checked, {key: default_of(setting) for key, setting in table.items()}, needs, note)
+    """Register a recipe by its settings and the function that makes it of them."""
+    RECIPES[name] = RecipeEntry(name, make, table, needs, note)
 
 
 def of_presets(
@@ -173,14 +158,11 @@ def penalty(
     **coefficient: float | None,
 ) -> Named[KL | None]:
     """Return the KL term, by the framework's name for its coefficient; without a coefficient there is no term."""
-    (name,) = coefficient
 
     def made(coef: float | None) -> KL | None:
-        if coef is None or number(name, coef) == 0.0:
-            return None
-        return KL(kind, coef, value_clamp=value_clamp, weight=weight)
+        return KL(kind, coef, value_clamp=value_clamp, weight=weight) if coef else None
 
-    return Named(made, **coefficient)
+    return Named(made, **{name: maybe(default) for name, default in coefficient.items()})
 
 
 def anchor(over: Scope, /, **tau: float) -> Named[SquaredLogRatio | None]:
@@ -190,10 +172,4 @@ def anchor(over: Scope, /, **tau: float) -> Named[SquaredLogRatio | None]:
 
 def mean(words: dict[str, Mean] = AGGREGATIONS, /, **setting: str) -> Named[Mean]:
     """Return the mean, by the framework's setting and its words for means."""
-    (name,) = setting
-    return Named(partial(aggregation, name, words), **setting)
-
-
-def aggregation(setting: str, words: dict[str, Mean], mode: str) -> Mean:
-    """Translate a framework's word for a mean."""
-    return words[one_of(setting, mode, words)]
+    return Named(lambda mode: words[mode], **{name: word(default, words) for name, default in setting.items()})

@@ -1,28 +1,216 @@
-"""Reading of a framework's settings, whatever kind of object holds them."""
+"""A framework's table of settings, and reading them from whatever object holds them.
+
+A table has a row a setting: its name there, its default, and the kind of values that it takes. `given_in` finds the
+values and gives a `Given`, which checks each when it is read. A plain default says the kind: True and False a switch, a
+float a number, None a number or null; anything else is not checked, or is a `Setting` of its own.
+"""
 
 from __future__ import annotations
 
 import difflib
 import inspect
-import re
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import fields, is_dataclass, replace
 from functools import wraps
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from ...specs.caches import cached
 from ...specs.choices import Scheme
 from ...specs.correction import Spec
-from ...specs.validate import number
+from ...specs.validate import Error, number, of_key, one_of, positive, wrong_type
+
+Kind = Callable[[str, Any], Any]
+
+
+# --- errors ---
 
 
 class NoEquivalent(ValueError):
     """A setting that is valid in its framework and that no Spec expresses: not a mistake in the configuration."""
+
+
+def refused(key: str, why: str, kind: Callable[[str], Error] = ValueError) -> Error:  # type: ignore[assignment]  # mypy#3737
+    """Make the error that refuses a setting."""
+    return of_key(kind(f"{key}: {why}"), key)
+
+
+def same_kind(error: Exception, message: str) -> Exception:
+    """Return a TypeError or a kind of ValueError, as the error is, with another message and what it carries."""
+    kind = next((kind for kind in (TypeError, NoEquivalent) if isinstance(error, kind)), ValueError)
+    made = kind(message)
+    made.__dict__.update(error.__dict__)
+    return made
+
+
+# --- the table ---
+
+
+class Setting(NamedTuple):
+    """A row: the default of a setting, and its kind, which checks a value by name and returns it as it is used."""
+
+    default: Any
+    kind: Kind
+
+
+class Block(NamedTuple):
+    """A row that is a block of settings with a table of its own; absent or null, it has its defaults."""
+
+    rows: Mapping[str, Any]
+    others: bool = False  # whether it has keys that are not in the table
+    default: Any = None
+
+
+def anything(name: str, value: Any) -> Any:
+    """The kind of a setting that is checked where it is used."""
+    return value
+
+
+def boolean(name: str, value: object) -> bool:
+    """The kind of a switch: True or False; null is False."""
+    if value is None:
+        return False
+    if not isinstance(value, bool):
+        raise wrong_type(name, "true or false", value)
+    return value
+
+
+def or_null(kind: Kind) -> Kind:
+    """The kind of a setting that may be null, too."""
+    return lambda name, value: None if value is None else kind(name, value)
+
+
+def at_least(least: float) -> Kind:
+    """The kind of a number with a lower end."""
+
+    def kind(name: str, value: object) -> float:
+        converted = number(name, value)
+        if converted < least:
+            raise of_key(ValueError(f"{name}: expected a number >= {least:g}, got {converted!r}"), name, value)
+        return converted
+
+    return kind
+
+
+def needed(key: str, by: str, value: object) -> float:
+    """Return a number > 0 without which another setting does not work."""
+    try:
+        return positive(f"{key}, which {by} needs", value, finite=False)
+    except (TypeError, ValueError) as error:
+        raise of_key(error, key, value) from None
+
+
+def maybe(default: float | None) -> Setting:
+    """A number or null."""
+    return Setting(default, or_null(number))
+
+
+def word(default: str | None, options: Iterable[str]) -> Setting:
+    """One of some words; null too where that is the default."""
+    known = tuple(options)
+
+    def kind(name: str, value: object) -> str | None:
+        return None if value is None and default is None else one_of(name, value, known, or_null=default is None)
+
+    return Setting(default, kind)
+
+
+def unchecked(default: object) -> Setting:
+    """A setting that is checked where it is used."""
+    return Setting(default, anything)
+
+
+def row_of(row: Any) -> Setting | Block:
+    """A row of a table in full."""
+    if isinstance(row, (Setting, Block)):
+        return row
+    if isinstance(row, bool):
+        return Setting(row, boolean)
+    return maybe(None) if row is None else Setting(row, number if isinstance(row, float) else anything)
+
+
+def default_of(row: object) -> Any:
+    """The default of a row."""
+    return row_of(row).default
+
+
+class Given(Mapping[str, Any]):
+    """Settings with a framework's defaults for those left out; each is checked when it is read, and none before.
+
+    Args:
+        rows: The table.
+        given: What was given of it.
+        within: The name of the block around, with a dot.
+        among: What is given in all, with the blocks around; `blamed` looks there.
+    """
+
+    def __init__(
+        self, rows: Mapping[str, Any], given: Mapping[str, Any], within: str = "", among: dict[str, Any] | None = None
+    ) -> None:
+        self.rows, self.given, self.within = rows, given, within
+        self._read: dict[str, Any] = {} if among is None else among
+
+    def __getitem__(self, name: str) -> Any:
+        row, key = row_of(self.rows[name]), f"{self.within}{name}"
+        value = self.given.get(name, row.default)
+        if isinstance(row, Block):
+            return self.block(key, row.rows, value, others=row.others)
+        if name in self.given:
+            self._read[key] = value
+        return row.kind(key, value)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.rows)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def block(self, name: str, rows: Mapping[str, Any], value: object, *, others: bool = False) -> Given:
+        """The settings of a block within, none where it is null; with `others` it has keys that the table has not."""
+        given = {} if value is None else fields_of(value, name)
+        given = {key: given[key] for key in given if key in rows} if others else known_in(given, rows)
+        return Given(rows, given, f"{name}.", self._read)
+
+    def says(self, name: str) -> bool:
+        """Return whether a setting is given, and not null."""
+        return self.given.get(name) is not None
+
+    def but(self, **values: Any) -> Given:
+        """The same settings with others in place of some."""
+        return Given(self.rows, {**self.given, **values}, self.within, self._read)
+
+    def without_null(self) -> Given:
+        """The same settings, those that are null as if they were left out."""
+        return Given(self.rows, {name: x for name, x in self.given.items() if x is not None}, self.within, self._read)
+
+    def blamed(self, error: Exception) -> Exception:
+        """Name the settings whose value an error is about, if it names an argument of a Spec or a Loss instead."""
+        wrong = _parts(getattr(error, "given", None))
+        keys = [key for key, value in self._read.items() if any(_equal(x, y) for x in wrong for y in _parts(value))]
+        if getattr(error, "key", "") in self._read or not keys:
+            return error
+        said = ", ".join(f"{key}={self._read[key]!r:.60}" for key in keys)
+        made = of_key(same_kind(error, f"{said}: {error}"), keys[0], self._read[keys[0]])
+        made.__dict__["why"] = str(error)
+        return made
+
+
+def _parts(value: object) -> Sequence[object]:
+    """The values that a pair holds, or the value itself."""
+    return value if isinstance(value, (tuple, list)) else () if value is None else (value,)
+
+
+def _equal(x: object, y: object) -> bool:
+    return isinstance(x, bool) == isinstance(y, bool) and (x is y or x == y or (x != x and y != y)) is True
+
+
+# --- what holds the settings ---
 
 
 def fields_of(config: object, what: str = "config") -> dict[str, Any]:
@@ -42,7 +230,7 @@ def fields_of(config: object, what: str = "config") -> dict[str, Any]:
             found = vars(config)
     if found is None:
         got = "None" if config is None else f"{type(config).__name__} {config!r}"
-        raise TypeError(f"{what}: expected a mapping or a config object, got {got}")
+        raise of_key(TypeError(f"{what}: expected a mapping or a config object, got {got}"), what, config)
     return {key: found[key] for key in found if not (isinstance(key, str) and key.startswith("_"))}
 
 
@@ -56,6 +244,66 @@ def setting_of(config: object, name: str, default: object) -> Any:
     return config.get(name, default) if isinstance(config, Mapping) else getattr(config, name, default)
 
 
+def given_in(
+    config: object, rows: Mapping[str, Any], *, blocks: Iterable[tuple[str, ...]] = (), whole: Iterable[str] | bool = ()
+) -> Given:
+    """Find the settings of a table.
+
+    Args:
+        config: A mapping, a dataclass, a pydantic model, a namespace of flags, any object with attributes.
+        rows: The table.
+        blocks: Paths to the block that holds them in larger configurations, such as `("actor", "policy_loss")`; those
+            that are there are followed, and their keys are added up.
+        whole: Keys that show that a larger block is given, most of whose keys do not concern this package, or whether
+            one is. There only keys that misspell one of the table are refused; elsewhere see `known_in`.
+    """
+    given = outer = fields_of(config)
+    found: dict[str, Any] = {}
+    for path in blocks:
+        at: Any = outer
+        for name in path:
+            at = fields_of(at, name).get(name) if at is not None else None
+        if at is not None:
+            found |= fields_of(at, ".".join(path))
+    given = found or given
+    larger = whole if isinstance(whole, bool) else any(key in given for key in whole)
+    if isinstance(config, Mapping) and not larger:
+        return Given(rows, known_in(given, rows))
+    for key in given:
+        if key not in rows and (near := misspelt(key, rows, 0.9)):
+            raise refused_key(key, near)
+    return Given(rows, {key: given[key] for key in given if key in rows})
+
+
+def flags_in(config: object, rows: Mapping[str, Any], others: Iterable[str] = ()) -> Given:
+    """Find flags in blocks, such as `--actor.eps_clip`, in a namespace with dots in its names or in a nested one.
+
+    `rows` has the flags by their whole names; `others` are further flags of these blocks, or beginnings of them:
+    `actor.adam` for `actor.adam.lr`. A misspelled flag is an error.
+    """
+    outer = fields_of(config)
+    every = [*rows, *others]
+    tops = {name.partition(".")[0] for name in every}
+    flags = {key: value for key, value in outer.items() if key.partition(".")[0] in tops and "." in key}
+    for block in sorted({name.rpartition(".")[0] for name in rows}):
+        at: Any = outer
+        for name in block.split("."):
+            at = None if at is None else fields_of(at, name).get(name)
+        if at is not None:
+            flags |= {f"{block}.{key}": value for key, value in fields_of(at, block).items()}
+    for flag in flags:
+        if not any(flag == name or flag.startswith(f"{name}.") for name in every):
+            if near := misspelt(flag, every):
+                raise refused_key(flag, near)
+            _leave_out(flag, every)
+    if not flags:
+        known_in(outer, sorted(tops), exactly=True)
+    return Given(rows, {name: flags[name] for name in rows if name in flags})
+
+
+# --- names that are no setting ---
+
+
 def known_in(given: Mapping[Any, Any], known: Iterable[str], *, exactly: bool = False) -> dict[str, Any]:
     """Return the fields that the framework is known to have.
 
@@ -66,20 +314,20 @@ def known_in(given: Mapping[Any, Any], known: Iterable[str], *, exactly: bool = 
     unknown = [key for key in given if key not in known]
     for key in unknown:
         if exactly or len(unknown) == len(given) or misspelt(key, known):
-            raise ValueError(f"unknown key {key!r}{nearest(key, known)}, expected some of {known}")
+            raise refused_key(key, f"{nearest(key, known)}, expected some of {known}")
     for key in unknown:
         _leave_out(key, known)
     return {key: given[key] for key in given if key in known}
 
 
+def refused_key(key: object, near: str) -> ValueError:
+    """Make the error for a key that is none, with what it may have been meant to be."""
+    return of_key(ValueError(f"unknown key {key!r}{near}"), str(key))
+
+
 def _leave_out(key: object, known: list[str]) -> None:
     message = f"unknown key {key!r} is ignored; it may belong to a newer release{nearest(key, known, 0.75)}"
-    warn_once(("unknown", str(key), *known), message)
-
-
-def block_of(config: object, name: str, known: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a block, or of none, with defaults for those it leaves out; see `known_in`."""
-    return {**known, **known_in({} if config is None else fields_of(config, name), known)}
+    warn_once(str(key), message, *known)
 
 
 def nearest(key: object, known: Iterable[str], least: float = 0.6) -> str:
@@ -98,66 +346,6 @@ def misspelt(key: object, known: Iterable[str], least: float = 0.75) -> str:
     return nearest(key, close, least) if changed <= 2 else ""
 
 
-def settings_of(
-    config: object, known: Mapping[str, Any], *, blocks: Iterable[tuple[str, ...]] = (), whole: Iterable[str] = ()
-) -> dict[str, Any]:
-    """Read a framework's settings, with its defaults, which `known` gives, for those that the configuration leaves out.
-
-    Args:
-        config: A mapping, a dataclass, a pydantic model, a namespace of flags, any object with attributes.
-        known: The settings that are read here, with the framework's defaults.
-        blocks: Paths to the block that holds them in larger configurations, such as `("actor", "policy_loss")`; those
-            that are there are followed, and their keys are added up.
-        whole: Keys that show that a larger block is given, most of whose keys do not concern this package. There only
-            keys that misspell one of `known` are refused; elsewhere see `known_in`.
-    """
-    given = fields_of(config)
-    outer: dict[str, Any] = given
-    found: dict[str, Any] = {}
-    for path in blocks:
-        at: Any = outer
-        for name in path:
-            at = fields_of(at, name).get(name) if at is not None else None
-        if at is not None:
-            found |= fields_of(at, ".".join(path))
-    given = found or given
-    larger = not isinstance(config, Mapping) or any(key in given for key in whole)
-    if larger:
-        for key in given:
-            if key not in known and (near := misspelt(key, known, 0.9)):
-                raise ValueError(f"unknown key {key!r}{near}")
-    else:
-        known_in(given, known)
-    return {key: given.get(key, default) for key, default in known.items()}
-
-
-def flags_of(config: object, known: Mapping[str, Any], others: Iterable[str] = ()) -> dict[str, Any]:
-    """Read flags in blocks, such as `--actor.eps_clip`, from a namespace with dots in its names or from a nested one.
-
-    `known` gives the flags that are read here, by their whole names, with the framework's defaults; `others` are
-    further flags of these blocks, or beginnings of them: `actor.adam` for `actor.adam.lr`. A misspelled flag is an
-    error.
-    """
-    outer = fields_of(config)
-    every = [*known, *others]
-    tops = {name.partition(".")[0] for name in every}
-    flags = {key: value for key, value in outer.items() if key.partition(".")[0] in tops and "." in key}
-    for block in sorted({name.rpartition(".")[0] for name in known}):
-        at: Any = outer
-        for name in block.split("."):
-            at = None if at is None else fields_of(at, name).get(name)
-        if at is not None:
-            flags |= {f"{block}.{key}": value for key, value in fields_of(at, block).items()}
-    for flag in flags:
-        if not any(flag == name or flag.startswith(f"{name}.") for name in every):
-            if near := misspelt(flag, every):
-                raise ValueError(f"unknown key {flag!r}{near}")
-            _leave_out(flag, every)
-    if not flags:
-        known_in(outer, sorted(tops), exactly=True)
-    return {name: flags.get(name, default) for name, default in known.items()}
-
-
 def words(names: str) -> tuple[str, ...]:
     """Names, from the words of a text."""
     return tuple(names.split())
@@ -168,120 +356,13 @@ def under(block: str, names: str) -> list[str]:
     return [f"{block}.{name}" for name in names.split()]
 
 
-def in_its_words(error: Exception, read: Callable[[Any], object], config: object) -> str:
-    """Return the text of a reader's error, which begins with the configuration's own key where no key is in the text.
-
-    A setting becomes an argument of a Spec or a surrogate, whose error has that argument's name. The key is found by
-    reading again without it: then the error is gone, or another one.
-    """
-    root = _root(error)
-    try:
-        given = fields_of(config)
-    except TypeError:  # the error says so already
-        return str(error)
-    blamed = _blamed(root, read, given, lambda fields: _like(config, fields), 0)
-    words = set(re.findall(r"\w+", str(error)))
-    if not blamed or any(key.rpartition(".")[2] in words for key in blamed):
-        return str(error)
-    return f"{', '.join(f'{key}={value!r:.60}' for key, value in blamed.items())}: {root}"
-
-
-def _root(error: BaseException) -> BaseException:
-    """The error that was first raised: those that name presets and recipes stand around it."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    return error
-
-
-def _like(config: object, given: dict[str, Any]) -> object:
-    """Return the fields as a mapping if the configuration is one, or as an object with attributes."""
-    return given if isinstance(config, Mapping) else SimpleNamespace(**given)
-
-
-def _blamed(
-    root: BaseException,
-    read: Callable[[Any], object],
-    given: dict[str, Any],
-    whole: Callable[[dict[str, Any]], object],
-    depth: int,
-) -> dict[str, Any]:
-    """Return the settings without which another error or none is raised; inside of blocks as "block.setting"."""
-
-    def same(error: BaseException) -> bool:
-        found, wanted = str(_root(error)), str(root)
-        # A value that is no block is wrong without one of its parts too, and the error shows the parts.
-        return found.partition(", got ")[0] == wanted.partition(", got ")[0] if depth else found == wanted
-
-    blamed: dict[str, Any] = {}
-    for key, value in given.items():
-        try:
-            read(whole({name: kept for name, kept in given.items() if name != key}))
-        except (TypeError, ValueError) as error:
-            if same(error):
-                continue
-
-        def around(fields: dict[str, Any], key: str = key, value: object = value) -> object:
-            return whole({name: _like(value, fields) if name == key else kept for name, kept in given.items()})
-
-        within: dict[str, Any] = {}
-        # A configuration may hold itself.
-        if depth < 4:
-            with suppress(TypeError):
-                within = _blamed(root, read, fields_of(value), around, depth + 1)
-        blamed |= {f"{key}.{name}": setting for name, setting in within.items()} or {str(key): value}
-    return blamed
-
-
-def boolean(key: str, value: object) -> bool:
-    """Return True or False; null is False."""
-    if value is None:
-        return False
-    if not isinstance(value, bool):
-        raise TypeError(f"{key}: expected true or false, got {type(value).__name__} {value!r}")
-    return value
-
-
-# --- a table of settings and their defaults ---
-
-
-class _Default(NamedTuple):
-    """A default whose type does not say what may be given: a number or None, or what the reader checks."""
-
-    value: Any
-    is_number: bool
-
-
-def maybe(default: float) -> Any:
-    """The default of a setting that is a number or None."""
-    return _Default(default, is_number=True)
-
-
-def anything(default: object) -> Any:
-    """The default of a setting whose reader checks it."""
-    return _Default(default, is_number=False)
-
-
-def default_of(setting: object) -> Any:
-    """The default itself."""
-    return setting.value if isinstance(setting, _Default) else setting
-
-
-def refuse_wrong_types(table: Mapping[str, Any], given: Mapping[str, object]) -> None:
-    """Refuse a text or a tensor for a setting whose default is a number, None or a bool."""
-    for name, setting in table.items():
-        if name not in given:
-            continue
-        may_be_none = setting is None or (isinstance(setting, _Default) and setting.is_number)
-        if isinstance(setting, bool):
-            boolean(name, given[name])
-        elif isinstance(setting, float) or (may_be_none and given[name] is not None):
-            number(name, given[name])
-
-
 def defaults_of(function: Callable[..., Any]) -> dict[str, Any]:
     """Return a function's settings: its parameters with a default, and that default."""
     parameters = inspect.signature(function).parameters.values()
     return {parameter.name: parameter.default for parameter in parameters if parameter.default is not parameter.empty}
+
+
+# --- Specs of a drop-in, which come again in every step ---
 
 
 def cached_spec(build: Callable[..., Spec]) -> Callable[..., Spec]:
@@ -302,23 +383,31 @@ def reporting(spec: Spec, scheme: Scheme) -> Spec:
     return replace(spec, report=tuple(dict.fromkeys(("native", *spec.report, scheme))))
 
 
-# --- warnings, once in a process: a training loop may read its settings in every step ---
+# --- notices, once in a process: a training loop may read its settings in every step ---
 
 PACKAGE = __name__.partition(".")[0]
 
+
+class Notice(NamedTuple):
+    """What is to be said of a setting."""
+
+    key: str
+    text: str
+
+
 _warned: set[tuple[str, ...]] = set()
-_listener: ContextVar[list[str] | None] = ContextVar("listener", default=None)
+_listener: ContextVar[list[Notice] | None] = ContextVar("listener", default=None)
 
 
-def warn_once(key: tuple[str, ...], message: str) -> None:
-    """Warn once in a process for each key, at the caller's line, which has to change."""
+def warn_once(key: str, message: str, *scope: str) -> None:
+    """Warn of a setting once in a process for each key and scope, at the caller's line, which has to change."""
     listener = _listener.get()
     if listener is not None:
-        listener.append(message)
+        listener.append(Notice(key, message))
         return
-    if key in _warned:
+    if (key, *scope) in _warned:
         return
-    _warned.add(key)
+    _warned.add((key, *scope))
     # Python 3.12 has `skip_file_prefixes` for this.
     level, frame = 1, sys._getframe()
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == PACKAGE:
@@ -328,15 +417,15 @@ def warn_once(key: tuple[str, ...], message: str) -> None:
 
 def warn_old(framework: str, names: Iterable[str], instead: str) -> None:
     """Warn once of old names of a framework, and say what to write."""
-    names = list(names)
-    are = "is an old name" if len(names) == 1 else "are old names"
-    warn_once((framework, *names), f"{framework}: {', '.join(names)} {are}; {instead}")
+    first, *more = names
+    are = "are old names" if more else "is an old name"
+    warn_once(first.partition(":")[0], f"{framework}: {', '.join((first, *more))} {are}; {instead}", framework, *more)
 
 
 @contextmanager
-def heard() -> Iterator[list[str]]:
+def heard() -> Iterator[list[Notice]]:
     """Collect all notices instead of warning, those that were given before too."""
-    messages: list[str] = []
+    messages: list[Notice] = []
     token = _listener.set(messages)
     try:
         yield messages

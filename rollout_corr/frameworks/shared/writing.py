@@ -14,7 +14,7 @@ from typing import Any
 from ...specs.checked import expression
 from ...specs.correction import Criterion, Spec, Weight
 from . import lookup
-from .preset import same_kind
+from .settings import same_kind
 
 # A bound that is written as its exponential is rounded there.
 RELATIVE, ABSOLUTE = 1e-12, 1e-15
@@ -44,7 +44,8 @@ def written(spec: Spec, framework: str, options: dict[str, Any]) -> dict[str, An
     def unsaid_of(tried: Spec) -> list[str] | None:
         """What the framework does not say of a Spec, or None where it refuses the settings that are written for it."""
         try:
-            return differences(tried, module.read(module.write(tried, **options), **options))
+            config = module.settings(module.write(tried, **options))
+            return differences(tried, module.read(config, **options))
         except (TypeError, ValueError):
             return None
 

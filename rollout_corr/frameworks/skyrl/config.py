@@ -36,17 +36,19 @@ from ..shared.recipe import (
     of_presets,
 )
 from ..shared.settings import (
+    Block,
+    Given,
     NoEquivalent,
-    block_of,
-    boolean,
     defaults_of,
     fields_of,
-    inner,
-    known_in,
+    given_in,
     maybe,
-    settings_of,
+    needed,
+    refused,
+    unchecked,
     warn_old,
     warn_once,
+    word,
 )
 
 # --- the correction ---
@@ -65,7 +67,7 @@ def _sides(key: str, low: object, high: object) -> tuple[float | None, float | N
     least = None if low is None else not_negative(f"{key}_low", low)
     most = None if high is None else positive(f"{key}_high", high, finite=False)
     if least is not None and most is not None and least > most:
-        raise ValueError(f"{key}_low: expected a number <= {key}_high, which is {most!r}, got {least!r}")
+        raise refused(f"{key}_low", f"expected a number <= {key}_high, which is {most!r}, got {least!r}")
     return least, most
 
 
@@ -177,10 +179,10 @@ def _kl(coefficient: float | None) -> KL | None:
 
 def _dppo(low: float, high: float, kind: str = "binary_tv") -> Spec:
     of: Any = {"when": "outward", "of": "new/rollout", "label": "dppo"}
-    if one_of("dppo_type", kind, ("binary_tv", "binary_kl")) == "binary_tv":
+    if kind == "binary_tv":
         return masked(Criterion("prob_diff", lower=-low, upper=high, **of))
     if low != high:
-        raise ValueError(f"delta_low: expected the same as delta_high with 'binary_kl', got {low!r} and {high!r}")
+        raise refused("delta_low", f"expected the same as delta_high with 'binary_kl', got {low!r} and {high!r}")
     return masked(Criterion("binary_kl", upper=high, **of))
 
 
@@ -191,13 +193,14 @@ def _positive_dppo(low: float, high: float) -> Spec:
 CLIP: dict[str, Any] = {"eps_clip_low": 0.2, "eps_clip_high": 0.2}
 SAPO_FIELDS = {"tau_pos": 1.0, "tau_neg": 1.05}
 CISPO_BOUNDS = {"cispo_eps_clip_low": 1.0, "cispo_eps_clip_high": 4.0}
-CISPO_FIELDS = CISPO_BOUNDS | {"cispo_anchor": "old"}
+CISPO_FIELDS = CISPO_BOUNDS | {"cispo_anchor": word("old", ("old", "rollout"))}
 DELTAS = {"delta_low": 0.2, "delta_high": 0.2}
-DPPO_FIELDS = {"dppo_type": "binary_tv"} | DELTAS
+DPPO_FIELDS = {"dppo_type": word("binary_tv", ("binary_tv", "binary_kl"))} | DELTAS
+KL_KINDS: tuple[KLKind, ...] = ("k1", "abs", "k2", "k3")
 # The surrogates of policy_loss_type, by their settings.
 SURROGATES: dict[str, Named[Surrogate]] = {
     "regular": Named(PPO, **CLIP),
-    "dual_clip": Named(PPO, **CLIP, clip_ratio_c=3.0),
+    "dual_clip": Named(PPO, **CLIP, clip_ratio_c=maybe(3.0)),
     "gspo": Named(partial(GSPO, through="token", clamp=10.0), **CLIP),
     "rollout_is": Named(partial(around_one, outside="zero", of="new/rollout"), **CLIP),
     "dppo": Named(partial(Reinforce, of="new/rollout")),
@@ -218,44 +221,53 @@ named_recipe("skyrl.dppo", SURROGATES["dppo"], BYPASS, spec=Named(_positive_dppo
 
 # --- the configuration ---
 
-# The fields of OffPolicyCorrectionConfig.
-KNOWN = tuple(defaults_of(spec))
-AROUND = ("off_policy_correction", "use_tis", "tis_imp_ratio_cap")
+# The fields of OffPolicyCorrectionConfig, checked by `spec`.
+OF_SPEC = {name: unchecked(default) for name, default in defaults_of(spec).items()}
+AROUND = {"off_policy_correction": Block(OF_SPEC), "use_tis": False, "tis_imp_ratio_cap": unchecked(-1.0)}
+# The settings of the loss, with the defaults of AlgorithmConfig.
+TABLE: dict[str, Any] = CLIP | {
+    "policy_loss_type": unchecked("regular"),
+    "loss_reduction": unchecked("token_mean"),
+    "max_seq_len": unchecked(None),
+    "clip_ratio_c": maybe(3.0),
+    "sapo": Block(SAPO_FIELDS),
+    "cispo": Block(CISPO_FIELDS),
+    "dppo": Block(DPPO_FIELDS),
+    "use_kl_loss": True,
+    "kl_loss_coef": 0.001,
+    "kl_estimator_type": word("k3", KL_KINDS),
+    **AROUND,
+}
 # These keys show that the whole of `trainer.algorithm` is given, with many keys that do not concern this package.
 OF_ALGORITHM = ("advantage_estimator", "policy_loss_type", "loss_reduction", "kl_loss_coef", "eps_clip_low")
 
 
-def read(config: object) -> Spec:
-    """Read the block `off_policy_correction`, the block `algorithm` around it, or a whole configuration."""
-    given = fields_of(config)
-    whole = False
+def settings(config: object) -> Given:
+    """Find the block `algorithm`, in a whole configuration too, or the block `off_policy_correction` alone."""
+    given, whole = fields_of(config), False
     for outer in ("trainer", "algorithm"):
         if outer in given:
             given, whole = fields_of(given[outer], outer), True
     whole = whole or any(key in given for key in OF_ALGORITHM)
-    return _algorithm(given, whole) if whole or any(key in given for key in AROUND) else _block(given)
+    if whole or given.keys() & TABLE.keys():
+        return given_in(given, TABLE, whole=whole or not isinstance(config, Mapping))
+    return Given(TABLE, {"off_policy_correction": given})
 
 
-def _algorithm(given: dict[str, Any], whole: bool) -> Spec:
-    if not whole:
-        given = known_in(given, AROUND)
-    block = inner(given, "off_policy_correction")
-    if not boolean("use_tis", given.get("use_tis")):
-        return _block(block)
-    # In SkyRL use_tis overrules tis_ratio_type, and its default cap of -1 would turn every ratio into -1.
-    cap = positive("tis_imp_ratio_cap, which use_tis needs", given.get("tis_imp_ratio_cap", -1.0), finite=False)
-    new = f'{{tis_ratio_type: "token", token_tis_ratio_clip_high: {cap!r}}}'
-    warn_old("skyrl", ("use_tis", "tis_imp_ratio_cap"), f"write off_policy_correction: {new}")
-    return _block({**block, "tis_ratio_type": "token", "token_tis_ratio_clip_high": cap})
-
-
-def _block(given: dict[str, Any]) -> Spec:
-    given = known_in(given, KNOWN)
+def read(given: Given) -> Spec:
+    """Read `off_policy_correction`, and the `use_tis` that was before it."""
+    block = given["off_policy_correction"]
+    if given["use_tis"]:
+        # In SkyRL use_tis overrules tis_ratio_type, and its default cap of -1 would turn every ratio into -1.
+        cap = needed("tis_imp_ratio_cap", "use_tis", given["tis_imp_ratio_cap"])
+        new = f'{{tis_ratio_type: "token", token_tis_ratio_clip_high: {cap!r}}}'
+        warn_old("skyrl", ("use_tis", "tis_imp_ratio_cap"), f"write off_policy_correction: {new}")
+        block = block.but(tis_ratio_type="token", token_tis_ratio_clip_high=cap)
     low, high = "token_mask_is_threshold_low", "token_mask_is_threshold_high"
-    if (given.get(low) is None) != (given.get(high) is None):
+    if block.says(low) != block.says(high):
         message = f"skyrl: {low} and {high} work only together; with one alone SkyRL masks no token, nor does this"
-        warn_once(("skyrl", low), message)
-    return spec(**given)
+        warn_once(low, message, "skyrl")
+    return spec(**block)
 
 
 # Where what is written stands in a configuration.
@@ -264,7 +276,7 @@ PLACE = "trainer.algorithm.off_policy_correction"
 
 def write(spec: Spec) -> dict[str, Any]:
     """Write the block `off_policy_correction`."""
-    made: dict[str, Any] = dict.fromkeys(("tis_ratio_type", "sequence_mask_metric", *KNOWN[-4:]))
+    made: dict[str, Any] = dict.fromkeys(("tis_ratio_type", "sequence_mask_metric", *[*OF_SPEC][-4:]))
     level = None if spec.weight is None else level_of(spec.weight)
     if spec.weight is not None and level in TIS_LEVELS:
         made["tis_ratio_type"] = level
@@ -282,20 +294,6 @@ def write(spec: Spec) -> dict[str, Any]:
     return made
 
 
-# The settings of the loss, with the defaults of AlgorithmConfig; blocks as the mappings that they are.
-LOSS: dict[str, Any] = CLIP | {
-    "policy_loss_type": "regular",
-    "loss_reduction": "token_mean",
-    "max_seq_len": None,
-    "clip_ratio_c": 3.0,
-    "sapo": None,
-    "cispo": None,
-    "dppo": None,
-    "use_kl_loss": True,
-    "kl_loss_coef": 0.001,
-    "kl_estimator_type": "k3",
-    **dict.fromkeys(AROUND),
-}
 TYPES = ("regular", "dual_clip", "gspo", "sapo", "cispo", "rollout_is", "dppo", "importance_sampling")
 MEANS: dict[str, Mean] = {
     "token_mean": TOKENS,
@@ -304,7 +302,6 @@ MEANS: dict[str, Mean] = {
     "sequence_mean": ROWS,
     "seq_mean_token_sum_norm": Mean("sequence_sum", over="rows"),
 }
-KL_KINDS: tuple[KLKind, ...] = ("k1", "abs", "k2", "k3")
 # What SkyRL has by these names and no recipe does.
 OF_MINI_BATCH = "chooses tokens by advantages that SkyRL has divided by the counts of the mini-batch before"
 ABSENT = {
@@ -316,63 +313,64 @@ ABSENT = {
 }
 
 
-def recipe(config: object, *, kl_loss: bool = True) -> Recipe:
+def recipe(given: Given, *, kl_loss: bool = True) -> Recipe:
     """Read the whole loss from the block `algorithm` or a configuration that holds it.
 
     Args:
-        config: The configuration. The loss `rollout_is`, `dppo` and the anchor "rollout" of `cispo` compare with the
+        given: The settings. The loss `rollout_is`, `dppo` and the anchor "rollout" of `cispo` compare with the
             engine's log-probs: `policy_loss` then needs `rollout_logp`.
         kl_loss: With False, SkyRL's KL loss is left out. It is a mean over rows whatever `loss_reduction` says.
     """
-    given = settings_of(config, LOSS, blocks=[("trainer", "algorithm"), ("algorithm",)], whole=OF_ALGORITHM)
     for setting in ("policy_loss_type", "loss_reduction"):
-        if given[setting] in ABSENT:
-            raise NoEquivalent(f"{setting}: no recipe of {given[setting]!r}, which {ABSENT[given[setting]]}")
+        absent = given[setting]
+        if absent in ABSENT:
+            raise refused(setting, f"no recipe of {absent!r}, which {ABSENT[absent]}", NoEquivalent)
     kind = one_of("policy_loss_type", given["policy_loss_type"], TYPES)
-    average = MEANS[one_of("loss_reduction", given["loss_reduction"], MEANS)]
-    corrects = _algorithm({key: given[key] for key in AROUND}, whole=True)
+    reduction = one_of("loss_reduction", given["loss_reduction"], MEANS)
+    average, corrects = MEANS[reduction], read(given)
     if kind == "gspo" and corrects.criteria:
         # SkyRL's mean over a sequence takes the tokens before rejection.
         corrects = replace(corrects, rejected="zero")
-    if given["loss_reduction"] == "seq_mean_token_sum_norm":
-        longest = positive("max_seq_len, which seq_mean_token_sum_norm needs", given["max_seq_len"])
-        average = replace(average, length=longest)
+    if reduction == "seq_mean_token_sum_norm":
+        average = replace(average, length=needed("max_seq_len", reduction, given["max_seq_len"]))
     # importance_sampling, as Tinker has it, does not correct.
     found: Spec | None = corrects if corrects.acts and kind != "importance_sampling" else None
     if kind == "dppo":
-        of, low, high = block_of(given["dppo"], "dppo", DPPO_FIELDS).values()
+        of, low, high = given["dppo"].values()
         if found is not None:
-            raise ValueError("policy_loss_type: expected no off_policy_correction with 'dppo'; no recipe does both")
+            raise refused("policy_loss_type", "expected no off_policy_correction with 'dppo'; no recipe does both")
         found = _dppo(low, high, of)
     return Recipe(found, Loss(_surrogate(kind, given, corrects), average, _read_kl(given) if kl_loss else None))
 
 
-def _surrogate(kind: str, given: dict[str, Any], corrects: Spec) -> Surrogate:
+def _surrogate(kind: str, given: Given, corrects: Spec) -> Surrogate:
     if kind == "sapo":
-        return SAPO(*block_of(given["sapo"], "sapo", SAPO_FIELDS).values())
+        return SAPO(*given["sapo"].values())
     if kind == "cispo":
-        low, high, anchor = block_of(given["cispo"], "cispo", CISPO_FIELDS).values()
-        if one_of("cispo_anchor", anchor, ("old", "rollout")) == "old":
+        low, high, anchor = given["cispo"].values()
+        if anchor == "old":
             return around_one(low, high)
-        return _against_rollout("cispo_anchor: 'rollout'", around_one(low, high, of="new/rollout"), corrects)
-    made = SURROGATES[kind].taken_from({**given})
-    return _against_rollout("policy_loss_type: 'rollout_is'", made, corrects) if kind == "rollout_is" else made
+        return _against_rollout("cispo_anchor", "'rollout'", around_one(low, high, of="new/rollout"), corrects)
+    made = SURROGATES[kind].of(given)
+    return _against_rollout("policy_loss_type", "'rollout_is'", made, corrects) if kind == "rollout_is" else made
 
 
-def _against_rollout(setting: str, surrogate: Surrogate, corrects: Spec) -> Surrogate:
+def _against_rollout(key: str, value: str, surrogate: Surrogate, corrects: Spec) -> Surrogate:
     """Refuse a weight old/rollout and the ratio new/rollout together, which count the mismatch twice."""
     if corrects.weight is not None:
-        raise NoEquivalent(
-            f"{setting} has the ratio new/rollout, expected no tis_ratio_type with it; SkyRL multiplies both: for "
-            "that leave it out and pass Batch(scale=...), the weights of rc.correct(old_logp, rollout_logp, ...)"
+        raise refused(
+            key,
+            f"{value} has the ratio new/rollout, expected no tis_ratio_type with it; SkyRL multiplies both: for "
+            "that leave it out and pass Batch(scale=...), the weights of rc.correct(old_logp, rollout_logp, ...)",
+            NoEquivalent,
         )
     return surrogate
 
 
-def _read_kl(given: dict[str, Any]) -> KL | None:
-    coefficient = number("kl_loss_coef", given["kl_loss_coef"])
-    if not boolean("use_kl_loss", given["use_kl_loss"]) or coefficient == 0.0:
+def _read_kl(given: Given) -> KL | None:
+    coefficient = given["kl_loss_coef"] if given["use_kl_loss"] else 0.0
+    if coefficient == 0.0:
         return None
-    made = penalty_over_rows(one_of("kl_estimator_type", given["kl_estimator_type"], KL_KINDS), coefficient)
+    made = penalty_over_rows(given["kl_estimator_type"], coefficient)
     # One pass computes both where the loss is a mean over rows too.
     return replace(made, mean=None) if given["loss_reduction"] == "sequence_mean" else made

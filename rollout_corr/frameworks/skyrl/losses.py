@@ -65,7 +65,7 @@ def _corrected(name: str, surrogate: Callable[[Any], Surrogate]) -> Callable[...
 
 def _as_configured(kind: str) -> Callable[..., ValueAndMetrics]:
     made = SURROGATES[kind]
-    return _corrected(kind, lambda config: made.taken_from({name: getattr(config, name) for name in made.settings}))
+    return _corrected(kind, lambda config: made.of({name: getattr(config, name) for name in made.settings}))
 
 
 # A worker finds them by these names.

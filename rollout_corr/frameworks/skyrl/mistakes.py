@@ -42,7 +42,7 @@ def _corrects(run: Run) -> bool:
 
 
 CHECKS = Checks(
-    keys=(*FIELDS, *(ALGORITHM + key for key in AROUND[1:]), LOSS),
+    keys=(*FIELDS, *(ALGORITHM + key for key in [*AROUND][1:]), LOSS),
     closed=(BLOCK[:-1],),
     launchers=r"\bskyrl(\.train|_train)\.",
     context=(LOGPROBS,),

@@ -18,7 +18,7 @@ from ...specs.correction import Criterion, Spec, Weight
 from ...specs.loss import Loss
 from ...specs.surrogate import Surrogate
 from ...specs.surrogates import GSPO
-from ...specs.terms import KL, KLKind
+from ...specs.terms import KL, KLKind, KLWeight
 from ..shared.preset import LEVELS, gated, is_off_policy, level_of, masked, off_policy, presets, truncated
 from ..shared.recipe import (
     BOTH,
@@ -33,7 +33,7 @@ from ..shared.recipe import (
     of_presets,
     penalty,
 )
-from ..shared.settings import NoEquivalent, boolean, cached_spec, fields_of, maybe, settings_of, words
+from ..shared.settings import Given, NoEquivalent, cached_spec, given_in, maybe, refused, unchecked, word, words
 
 # --- presets ---
 
@@ -102,21 +102,27 @@ named_recipe(
 # --- the flags ---
 
 MODES = ("truncate", "clip", "mask")
+KLS: dict[str, tuple[KLKind, float | None]] = {
+    "k1": ("k1", None),
+    "k2": ("k2", None),
+    "k3": ("k3", None),
+    "low_var_kl": ("k3", 10.0),
+}
 FLAGS: dict[str, Any] = CLIP | {
-    "loss_type": "policy_loss",
+    "loss_type": word("policy_loss", ["policy_loss"]),
     "advantage_estimator": "grpo",
     "use_tis": False,
-    "tis_clip": 2.0,
-    "tis_clip_low": 0.0,
-    "custom_tis_function_path": None,
-    "custom_pg_loss_reducer_function_path": None,
+    "tis_clip": maybe(2.0),
+    "tis_clip_low": maybe(0.0),
+    "custom_tis_function_path": unchecked(None),
+    "custom_pg_loss_reducer_function_path": unchecked(None),
     "get_mismatch_metrics": False,
     "use_opsm": False,
     "opsm_delta": 1e-4,
     "use_rollout_logprobs": False,
     "use_kl_loss": False,
     "kl_loss_coef": 0.0,
-    "kl_loss_type": "k1",
+    "kl_loss_type": word("k1", KLS),
     "use_unbiased_kl": False,
     "calculate_per_token_loss": False,
 }
@@ -126,11 +132,11 @@ MIS: dict[str, Any] = {
     "tis_level": "token",
     "rs_level": "token",
     "tis_mode": "truncate",
-    "tis_lower_bound": 0.5,
+    "tis_lower_bound": maybe(0.5),
     "tis_upper_bound": 2.0,
     "rs_lower_bound": None,
     "rs_upper_bound": None,
-    "rs_veto_threshold": 1e-4,
+    "rs_veto_threshold": maybe(1e-4),
     "tis_batch_normalize": True,
 }
 # Flags that show that all of them are given.
@@ -146,17 +152,7 @@ FUNCTIONS = {
     "mis": "mis",
 }
 CLIPPED = ("grpo", "ppo", "reinforce_plus_plus", "reinforce_plus_plus_baseline")
-KLS: dict[str, tuple[KLKind, float | None]] = {
-    "k1": ("k1", None),
-    "k2": ("k2", None),
-    "k3": ("k3", None),
-    "low_var_kl": ("k3", 10.0),
-}
-
-
-def read(config: object) -> Spec:
-    """Read the flags: `args`, a mapping of some of them, or the content of mis.yaml."""
-    return _spec(_settings(config))
+settings = partial(given_in, rows=FLAGS | MIS, whole=WHOLE)
 
 
 # What is written for a function of the framework's: with its examples, of slime 624b824.
@@ -217,57 +213,20 @@ def _pair(name: str, bounds: Weight | Criterion) -> dict[str, Any]:
     return found if bounds.high is None else found | {f"{name}_upper_bound": bounds.high}
 
 
-def recipe(config: object) -> Recipe:
-    """Read the whole loss but its entropy bonus.
-
-    With `use_rollout_logprobs` pass `rollout_logp` alone; where no log-probs are recomputed, `new_logp.detach()` as
-    `old_logp`.
-    """
-    return loss_of(config, (*CLIPPED, "gspo", "cispo"))
-
-
-def loss_of(config: object, estimators: Iterable[str]) -> Recipe:
-    """Read the whole loss of a framework that has these estimators of advantages."""
-    given = _settings(config)
-    spec = _spec(given)
-    if given["loss_type"] != "policy_loss":
-        raise ValueError(f"loss_type: expected 'policy_loss', got {given['loss_type']!r}")
-    if given["custom_pg_loss_reducer_function_path"] is not None:
-        raise ValueError("custom_pg_loss_reducer_function_path: a function of its own cannot be read")
-    validate.one_of("advantage_estimator", given["advantage_estimator"], estimators)
-    kl = _kl(given)
-    if kl is not None and given["use_opsm"] and spec.rejected == "mask" and len(spec.criteria) > 1:
-        raise ValueError("use_opsm: leaves the KL as it is, and mis.yaml's rejection does not; no Spec does both")
-    tokens = boolean("calculate_per_token_loss", given["calculate_per_token_loss"])
-    made = spec if spec.acts else None
-    return Recipe(made, Loss(_surrogate(given), TOKENS if tokens else ROWS, kl))
-
-
-def _settings(config: object) -> dict[str, Any]:
-    given = fields_of(config)
-    found = settings_of(config, FLAGS | MIS, whole=WHOLE)
-    path = found["custom_tis_function_path"]
-    alone = "custom_tis_function_path" not in given and any(key in given for key in MIS)
-    last = ("mis" if alone else "tis") if path is None else str(path).replace(":", ".").rpartition(".")[2]
-    if last not in FUNCTIONS:
-        raise NoEquivalent(f"custom_tis_function_path: expected one that ends in {sorted(FUNCTIONS)}, got {path!r}")
-    if found["eps_clip_high"] is None:
-        found["eps_clip_high"] = found["eps_clip"]
-    return found | {"function": FUNCTIONS[last]}
-
-
-def _spec(given: dict[str, Any]) -> Spec:
+def read(given: Given) -> Spec:
+    """Read the flags: `args`, a mapping of some of them, or the content of mis.yaml."""
     used, measured, bypass, opsm = (
-        boolean(name, given[name]) for name in ("use_tis", "get_mismatch_metrics", "use_rollout_logprobs", "use_opsm")
+        given[name] for name in ("use_tis", "get_mismatch_metrics", "use_rollout_logprobs", "use_opsm")
     )
-    spec = Spec()
-    if given["function"] == "mis":
-        settings = mis_settings(SimpleNamespace(**given))
-        spec = spec if settings is None else mis_spec(settings)
+    function, spec = _function(given), Spec()
+    if function == "mis":
+        mis = mis_settings(SimpleNamespace(**{name: given[name] for name in ("use_tis", *MIS)}))
+        spec = spec if mis is None else mis_spec(mis)
     elif used or measured:
-        spec = {"tis": tis, "icepop": icepop}[given["function"]](given["tis_clip"], given["tis_clip_low"])
+        spec = {"tis": tis, "icepop": icepop}[function](given["tis_clip"], given["tis_clip_low"])
     if bypass and spec.acts:
-        raise ValueError("use_rollout_logprobs: the ratio is then the correction itself; further weights are refused")
+        why = "the ratio is then the correction itself; further weights are refused"
+        raise refused("use_rollout_logprobs", why)
     if opsm:
         criterion = _opsm(given["opsm_delta"], "new/rollout" if bypass else "new/old")
         rejected = spec.rejected if spec.criteria else "zero"
@@ -275,22 +234,52 @@ def _spec(given: dict[str, Any]) -> Spec:
     return spec
 
 
-def _surrogate(given: dict[str, Any]) -> Surrogate:
-    low, high, dual = given["eps_clip"], given["eps_clip_high"], given["eps_clip_c"]
-    if given["advantage_estimator"] == "cispo":
+def _function(given: Given) -> str:
+    """The function that corrects, by its name here."""
+    key = "custom_tis_function_path"
+    path, alone = given[key], key not in given.given and any(name in given.given for name in MIS)
+    last = ("mis" if alone else "tis") if path is None else str(path).replace(":", ".").rpartition(".")[2]
+    if last not in FUNCTIONS:
+        raise refused(key, f"expected one that ends in {sorted(FUNCTIONS)}, got {path!r}", NoEquivalent)
+    return FUNCTIONS[last]
+
+
+def recipe(given: Given) -> Recipe:
+    """Read the whole loss but its entropy bonus.
+
+    With `use_rollout_logprobs` pass `rollout_logp` alone; where no log-probs are recomputed, `new_logp.detach()` as
+    `old_logp`.
+    """
+    return loss_of(given, (*CLIPPED, "gspo", "cispo"))
+
+
+def loss_of(given: Given, estimators: Iterable[str]) -> Recipe:
+    """Read the whole loss of a framework that has these estimators of advantages."""
+    spec, _ = read(given), given["loss_type"]
+    if given["custom_pg_loss_reducer_function_path"] is not None:
+        raise refused("custom_pg_loss_reducer_function_path", "a function of its own cannot be read")
+    estimator = validate.one_of("advantage_estimator", given["advantage_estimator"], estimators)
+    kl = _kl(given)
+    if kl is not None and given["use_opsm"] and spec.rejected == "mask" and len(spec.criteria) > 1:
+        raise refused("use_opsm", "leaves the KL as it is, and mis.yaml's rejection does not; no Spec does both")
+    mean = TOKENS if given["calculate_per_token_loss"] else ROWS
+    return Recipe(spec if spec.acts else None, Loss(_surrogate(estimator, given), mean, kl))
+
+
+def _surrogate(estimator: str, given: Given) -> Surrogate:
+    low, high, dual = (given[name] for name in CLIP)
+    high = low if high is None else high
+    if estimator == "cispo":
         return around_one(min(validate.not_negative("eps_clip", low), 1.0), high)
-    return GSPO(low, high, dual) if given["advantage_estimator"] == "gspo" else clip(low, high, dual)
+    return GSPO(low, high, dual) if estimator == "gspo" else clip(low, high, dual)
 
 
-def _kl(given: dict[str, Any]) -> KL | None:
-    if not boolean("use_kl_loss", given["use_kl_loss"]):
+def _kl(given: Given) -> KL | None:
+    if not given["use_kl_loss"]:
         return None
-    coefficient = validate.number("kl_loss_coef", given["kl_loss_coef"])
-    kind, value_clamp = KLS[validate.one_of("kl_loss_type", given["kl_loss_type"], KLS)]
-    unbiased = boolean("use_unbiased_kl", given["use_unbiased_kl"])
-    if coefficient == 0.0:
-        return None
-    return KL(kind, coefficient, value_clamp=value_clamp, weight="ratio" if unbiased else None)
+    coefficient, (kind, value_clamp) = given["kl_loss_coef"], KLS[given["kl_loss_type"]]
+    weight: KLWeight | None = "ratio" if given["use_unbiased_kl"] else None
+    return KL(kind, coefficient, value_clamp=value_clamp, weight=weight) if coefficient else None
 
 
 # --- the settings of mis.yaml ---

@@ -16,9 +16,8 @@ from ...specs.loss import Loss
 from ...specs.surrogate import Surrogate
 from ...specs.surrogates import GMPO, GPG, GSPO, PPO, SAPO, VESPO, Score
 from ...specs.terms import KL, Mean
-from ...specs.validate import number, one_of
-from ..shared import lookup
-from ..shared.preset import LEVELS, Row, is_off_policy, level_of, off_policy, presets
+from ...specs.validate import one_of
+from ..shared.preset import LEVELS, PRESETS, Row, is_off_policy, level_of, off_policy, presets
 from ..shared.recipe import (
     BOTH,
     BYPASS,
@@ -28,13 +27,13 @@ from ..shared.recipe import (
     TOKENS,
     Named,
     Recipe,
+    add_recipe,
     as_wide,
-    built_recipe,
     clip,
     named_recipe,
     penalty,
 )
-from ..shared.settings import NoEquivalent, boolean, maybe, settings_of, warn_old, words
+from ..shared.settings import Given, NoEquivalent, given_in, maybe, refused, unchecked, warn_old, word, words
 
 # --- presets ---
 
@@ -83,43 +82,9 @@ presets("trl", "TRL 1.16.0")(
 
 # --- settings ---
 
-# Settings of the loss, by TRL's names and with its defaults.
-LOSS: dict[str, Any] = {
-    "epsilon": 0.2,
-    "epsilon_high": None,
-    "delta": None,
-    "beta": 0.0,
-    "use_bias_correction_kl": True,
-    "importance_sampling_level": "token",
-    "max_completion_length": 512.0,
-    "sapo_temperature_pos": 1.0,
-    "sapo_temperature_neg": 1.05,
-    "vllm_importance_sampling_correction": True,
-    "vllm_importance_sampling_mode": "sequence_mask",
-    "off_policy_mask_threshold": None,
-    "vespo_k_pos": 2.0,
-    "vespo_lambda_pos": 3.0,
-    "vespo_k_neg": 3.0,
-    "vespo_lambda_neg": 2.0,
-}
-KNOWN = LOSS | {
-    "loss_type": "dapo",
-    # False in TRL, where nothing is corrected then: whoever reads a few settings of the correction means it.
-    "use_vllm": True,
-    "vllm_importance_sampling_clip_max": 3.0,
-    "vllm_importance_sampling_clip_min": None,
-    "vllm_importance_sampling_cap": None,
-    "top_entropy_quantile": 1.0,
-    "entropy_coef": 0.0,
-    "use_adaptive_entropy": False,
-}
-# Keys that stand in a whole GRPOConfig, with many that do not concern this package.
-WHOLE = words(
-    "output_dir learning_rate max_steps num_train_epochs per_device_train_batch_size model_init_kwargs "
-    "gradient_accumulation_steps num_generations num_iterations temperature scale_rewards vllm_mode "
-    "generation_batch_size steps_per_generation mask_truncated_completions bf16 model_name_or_path"
-)
-OLD_CAP, CLIP_MAX = "vllm_importance_sampling_cap", "vllm_importance_sampling_clip_max"
+NAME = "vllm_importance_sampling"
+CORRECTION, MODE, CAP = f"{NAME}_correction", f"{NAME}_mode", f"{NAME}_cap"
+CLIP_MAX, CLIP_MIN = f"{NAME}_clip_max", f"{NAME}_clip_min"
 TOKEN_MODES = ("token_truncate", "token_mask")
 MODES = (*TOKEN_MODES, "sequence_truncate", "sequence_mask")
 
@@ -135,36 +100,70 @@ MEANS: dict[str, Mean] = {
     "vespo": TOKENS,
 }
 NOTES = {"dapo": GLOBAL, "cispo": GLOBAL, "dr_grpo": "max_completion_length is the trainer's"}
-IMPORTANCE_LEVELS = ("token", "sequence")
+
+# Settings of the loss, by TRL's names and with its defaults.
+LOSS: dict[str, Any] = {
+    "epsilon": 0.2,
+    "epsilon_high": None,
+    "delta": None,
+    "beta": maybe(0.0),
+    "use_bias_correction_kl": True,
+    "importance_sampling_level": word("token", ("token", "sequence")),
+    "max_completion_length": maybe(512.0),
+    "sapo_temperature_pos": 1.0,
+    "sapo_temperature_neg": 1.05,
+    CORRECTION: True,
+    MODE: unchecked("sequence_mask"),
+    "off_policy_mask_threshold": None,
+    "vespo_k_pos": 2.0,
+    "vespo_lambda_pos": 3.0,
+    "vespo_k_neg": 3.0,
+    "vespo_lambda_neg": 2.0,
+}
+TABLE = LOSS | {
+    "loss_type": word("dapo", MEANS),
+    # False in TRL, where nothing is corrected then: whoever reads a few settings of the correction means it.
+    "use_vllm": True,
+    CLIP_MAX: maybe(3.0),
+    CLIP_MIN: None,
+    CAP: None,
+    "top_entropy_quantile": 1.0,
+    "entropy_coef": 0.0,
+    "use_adaptive_entropy": False,
+}
+# Keys that stand in a whole GRPOConfig, with many that do not concern this package.
+WHOLE = words(
+    "output_dir learning_rate max_steps num_train_epochs per_device_train_batch_size model_init_kwargs "
+    "gradient_accumulation_steps num_generations num_iterations temperature scale_rewards vllm_mode "
+    "generation_batch_size steps_per_generation mask_truncated_completions bf16 model_name_or_path"
+)
 
 # --- parts of a loss ---
 
 
-def mean_of(means: Mapping[str, Mean], loss_type: str, max_completion_length: float | None) -> Mean:
+def mean_of(mean: Mean, loss_type: str, given: Given) -> Mean:
     """The mean of a loss_type."""
-    mean = means[one_of("loss_type", loss_type, means)]
-    return replace(mean, length=max_completion_length) if loss_type == "dr_grpo" else mean
+    return replace(mean, length=given["max_completion_length"]) if loss_type == "dr_grpo" else mean
 
 
-def surrogate(loss_type: str, given: Mapping[str, Any], levels: Iterable[str] = IMPORTANCE_LEVELS) -> Surrogate:
-    """The loss of a token, from settings by TRL's names."""
-    level = one_of("importance_sampling_level", given["importance_sampling_level"], levels)
-    high = given["epsilon"] if given["epsilon_high"] is None else given["epsilon_high"]
+def surrogate(
+    loss_type: str, given: Given, taus: tuple[str, str] = ("sapo_temperature_pos", "sapo_temperature_neg")
+) -> Surrogate:
+    """The loss of a token, from settings by TRL's names, but for SAPO's temperatures."""
+    level, low, high = (given[name] for name in ("importance_sampling_level", "epsilon", "epsilon_high"))
+    high = low if high is None else high
     if loss_type in ("cispo", "sapo", "vespo"):
         if level != "token":
-            raise ValueError(f"importance_sampling_level: expected 'token' with loss_type {loss_type!r}, got {level!r}")
-        if loss_type == "cispo":
-            return Score(upper=high)
-        if loss_type == "sapo":
-            return SAPO(given["sapo_temperature_pos"], given["sapo_temperature_neg"])
-        return vespo(given)
+            raise refused("importance_sampling_level", f"expected 'token' with loss_type {loss_type!r}, got {level!r}")
+        if loss_type == "vespo":
+            return _vespo(given)
+        return Score(upper=high) if loss_type == "cispo" else SAPO(*(given[tau] for tau in taus))
     if level == "token":
-        return PPO(given["epsilon"], high, delta=given["delta"])
-    token = level == "sequence_token"
-    return GSPO(given["epsilon"], high, delta=given["delta"], through="token" if token else "sequence")
+        return PPO(low, high, delta=given["delta"])
+    return GSPO(low, high, delta=given["delta"], through="token" if level == "sequence_token" else "sequence")
 
 
-def vespo(given: Mapping[str, Any]) -> VESPO:
+def _vespo(given: Given) -> VESPO:
     """VESPO; its rates are at least 1e-4 in TRL."""
     sides = ((given[f"vespo_k_{side}"], max(given[f"vespo_lambda_{side}"], 1e-4)) for side in ("pos", "neg"))
     return VESPO(*next(sides), *next(sides))
@@ -172,22 +171,31 @@ def vespo(given: Mapping[str, Any]) -> VESPO:
 
 def masked(spec: Spec | None, threshold: float) -> Spec:
     """Add the off-policy mask to a correction. A masked sequence keeps its KL and is counted by the mean."""
-    spec = Spec(nonfinite="neutral") if spec is None else spec
-    return replace(spec, criteria=(*spec.criteria, off_policy(threshold)), rejected="zero")
+    found = Spec(nonfinite="neutral") if spec is None else spec
+    return replace(found, criteria=(*found.criteria, off_policy(threshold)), rejected="zero")
 
 
-# --- a trainer ---
+def refuse_entropy(given: Given) -> None:
+    """Refuse a loss of the tokens with the largest entropy."""
+    if given["top_entropy_quantile"] < 1.0:
+        raise refused("top_entropy_quantile", "needs the whole distribution; pass a mask of your own", NoEquivalent)
+
+
+# --- the trainers ---
 
 
 @dataclass(frozen=True)
 class Trainer:
-    """GRPOTrainer of a framework, under whose name its presets are registered."""
+    """A trainer with TRL's losses and settings, under whose name its presets are registered."""
 
     framework: str
-    levels: tuple[str, ...] = ("token", "sequence")  # levels of its weights
-    # The settings of its configuration, with its defaults.
-    known: Mapping[str, Any] = field(default_factory=lambda: KNOWN)
+    table: Mapping[str, Any] = field(default_factory=lambda: TABLE)
+    levels: tuple[str, ...] = ("token", "sequence")  # its ratios, as presets call them
     named: Mapping[str, Any] = field(default_factory=dict)  # defaults of its recipes by name that are others
+    # The settings of the bounds: the argument of a preset, and the side of a weight or criterion.
+    bounds: Mapping[str, tuple[str, str]] = field(
+        default_factory=lambda: {CLIP_MAX: ("clip_max", "high"), CLIP_MIN: ("clip_min", "low")}
+    )
     dapo_high: float | None = None  # `epsilon_high` of loss_type dapo, if not `epsilon`
     kl_clamp: float | None = None  # the largest value of the KL
     losses: tuple[str, ...] = tuple(MEANS)  # its `loss_type`s
@@ -196,105 +204,86 @@ class Trainer:
         self, needs: tuple[str, ...], defaults: Mapping[str, Mapping[str, Any]] = {}, notes: Mapping[str, str] = {}
     ) -> None:
         """Register a recipe for each loss_type, with defaults and a note of its own."""
+        of_preset = PRESETS[f"{self.framework}.token_truncate"].table
         for loss_type in self.losses:
-            table = {name: self.known[name] for name in LOSS if name in self.known} | {
-                **self.named,
-                **defaults.get(loss_type, {}),
-            }
-            build, note = partial(self._by_name, loss_type, table), {**NOTES, **notes}.get(loss_type, "")
-            built_recipe(f"{self.framework}.{loss_type}", build, needs, note, table)
+            table = {name: self.table[name] for name in LOSS if name in self.table}
+            table |= {**self.named, **defaults.get(loss_type, {}), **of_preset}
+            note = {**NOTES, **notes}.get(loss_type, "")
+            add_recipe(f"{self.framework}.{loss_type}", partial(self._by_name, loss_type), table, needs, note)
 
-    def _by_name(self, loss_type: str, table: dict[str, Any], /, **settings: Any) -> Recipe:
-        given = table | {name: settings.pop(name) for name in table if name in settings}
+    def _by_name(self, loss_type: str, given: Given) -> Recipe:
         if loss_type == "cispo" and given["epsilon_high"] is None:
             # What TRL recommends; TRL itself takes epsilon.
-            given["epsilon_high"] = 5.0
-        return self.loss(loss_type, given, settings)
+            given = given.but(epsilon_high=5.0)
+        return self._loss(loss_type, given, {argument: given[argument] for argument, _ in self.bounds.values()})
 
-    def loss(self, loss_type: str, given: dict[str, Any], bounds: dict[str, Any]) -> Recipe:
-        """Return a loss of the trainer; `bounds` are those of the preset that corrects it."""
-        corrected = given["vllm_importance_sampling_correction"]
+    def _loss(self, loss_type: str, given: Given, bounds: Mapping[str, Any]) -> Recipe:
+        """A loss of the trainer; `bounds` are those of the preset that corrects it."""
+        corrected = given[CORRECTION] and ("use_vllm" not in given or given["use_vllm"])
         own = [f"{level}_{way}" for level in self.levels for way in ("truncate", "mask")]
-        allowed = TOKEN_MODES if loss_type == "vespo" and corrected else own
-        mode = one_of("vllm_importance_sampling_mode", given["vllm_importance_sampling_mode"], allowed)
-        found: Spec | None = lookup.named(f"{self.framework}.{mode}", **bounds)
+        mode = one_of(MODE, given[MODE], TOKEN_MODES if loss_type == "vespo" and corrected else own)
+        found: Spec | None = PRESETS[f"{self.framework}.{mode}"].of(bounds)
         found = found if corrected else None
         if loss_type == "dapo" and given["epsilon_high"] is None:
-            given = given | {"epsilon_high": self.dapo_high}
-        mean = mean_of(MEANS, loss_type, given["max_completion_length"])
+            given = given.but(epsilon_high=self.dapo_high)
         if "vespo" in self.losses:
-            vespo(given)  # its settings are checked with any loss
-        of_tokens, beta, weighed = surrogate(loss_type, given), given["beta"], given["use_bias_correction_kl"]
-        kl = (
-            KL("k3", beta, value_clamp=self.kl_clamp, weight="ratio" if weighed else None)
-            if beta is not None and number("beta", beta)
-            else None
-        )
-        threshold = given["off_policy_mask_threshold"]
-        return Recipe(found if threshold is None else masked(found, threshold), Loss(of_tokens, mean, kl))
+            _vespo(given)  # its settings are checked with any loss
+        kl, beta = None, given["beta"]
+        if beta:
+            kl = KL("k3", beta, value_clamp=self.kl_clamp, weight="ratio" if given["use_bias_correction_kl"] else None)
+        threshold, mean = given["off_policy_mask_threshold"], mean_of(MEANS[loss_type], loss_type, given)
+        found = found if threshold is None else masked(found, threshold)
+        return Recipe(found, Loss(surrogate(loss_type, given), mean, kl))
 
-    def recipe(self, config: object) -> Recipe:
-        """Read the whole loss from a GRPOConfig, or from a mapping or namespace with its names."""
-        given = self._settings(config)
-        refuse_entropy(given)
-        bonus = number("entropy_coef", given["entropy_coef"]) != 0.0
-        if bonus or boolean("use_adaptive_entropy", given["use_adaptive_entropy"]):
-            raise NoEquivalent("entropy_coef: needs the whole distribution; add the bonus to the value of policy_loss")
-        return self._read(given)
-
-    def read(self, config: object) -> Spec:
-        """Read the correction: `vllm_importance_sampling_*` and `off_policy_mask_threshold`."""
-        found = self._read(self._settings(config)).spec
-        return Spec() if found is None else found
-
-    def _settings(self, config: object) -> dict[str, Any]:
-        given = settings_of(config, self.known, whole=WHOLE)
-        if given[OLD_CAP] is not None:
-            warn_old("trl", [OLD_CAP], f"write {CLIP_MAX}: {given[OLD_CAP]!r}")
-            given[CLIP_MAX] = given[OLD_CAP]
-        one_of("loss_type", given["loss_type"], self.losses)
+    def settings(self, config: object) -> Given:
+        """Find the settings in a GRPOConfig, or in a mapping or namespace with its names."""
+        given = given_in(config, self.table, whole=WHOLE)
+        if given.says(CAP):
+            cap = given[CAP]
+            warn_old("trl", [CAP], f"write {CLIP_MAX}: {cap!r}")
+            given = given.but(**{CLIP_MAX: cap})
         return given
 
-    def _read(self, given: dict[str, Any]) -> Recipe:
-        corrected = boolean("vllm_importance_sampling_correction", given["vllm_importance_sampling_correction"])
-        given["vllm_importance_sampling_correction"] = corrected and boolean("use_vllm", given["use_vllm"])
-        bounds = {"clip_max": given[CLIP_MAX], "clip_min": given["vllm_importance_sampling_clip_min"]}
-        return self.loss(given["loss_type"], given, bounds)
+    def recipe(self, given: Given) -> Recipe:
+        """Read the whole loss."""
+        refuse_entropy(given)
+        if "entropy_coef" in given and (given["entropy_coef"] != 0.0 or given["use_adaptive_entropy"]):
+            why = "needs the whole distribution; add the bonus to the value of policy_loss"
+            raise refused("entropy_coef", why, NoEquivalent)
+        return self._read(given)
+
+    def read(self, given: Given) -> Spec:
+        """Read the correction: `vllm_importance_sampling_*` and `off_policy_mask_threshold`."""
+        return self._read(given).spec or Spec()
+
+    def _read(self, given: Given) -> Recipe:
+        bounds = {argument: given[setting] for setting, (argument, _) in self.bounds.items()}
+        return self._loss(given["loss_type"], given, bounds)
 
     def write(self, spec: Spec) -> dict[str, Any]:
         """Write `vllm_importance_sampling_*` and `off_policy_mask_threshold`."""
         opsm = next((c for c in spec.criteria if is_off_policy(c)), None)
         gate = next((c for c in spec.criteria if c is not opsm), None)
         made: dict[str, Any] = {
-            "vllm_importance_sampling_correction": spec.weight is not None,
+            CORRECTION: spec.weight is not None,
             "off_policy_mask_threshold": None if opsm is None else opsm.high,
         }
         level = None if spec.weight is None else level_of(spec.weight)
         if spec.weight is None or level not in self.levels:
             return made
         bounds: Weight | Criterion = spec.weight if gate is None else gate
-        mode = f"{level}_{'truncate' if gate is None else 'mask'}"
-        return made | {"vllm_importance_sampling_mode": mode} | self.written_bounds(bounds)
-
-    def written_bounds(self, bounds: Weight | Criterion) -> dict[str, Any]:
-        """The settings that say the bounds of a weight, or of the criterion that rejects in its place."""
-        return {CLIP_MAX: bounds.high, "vllm_importance_sampling_clip_min": bounds.low}
-
-
-def refuse_entropy(given: Mapping[str, Any]) -> None:
-    """Refuse a loss of the tokens with the largest entropy."""
-    if number("top_entropy_quantile", given["top_entropy_quantile"]) < 1.0:
-        raise NoEquivalent("top_entropy_quantile: needs the whole distribution; pass a mask of your own")
+        made[MODE] = f"{level}_{'truncate' if gate is None else 'mask'}"
+        return made | {setting: getattr(bounds, side) for setting, (_, side) in self.bounds.items()}
 
 
 TRL = Trainer("trl")
 # VESPO takes the ratios of tokens alone, so TRL refuses it with the default mode.
 TRL.register(
     BOTH,
-    {"vespo": {"vllm_importance_sampling_mode": "token_truncate"}},
-    {"vespo": f"vllm_importance_sampling_mode token_truncate or token_mask; {GLOBAL}"},
+    {"vespo": {MODE: unchecked("token_truncate")}},
+    {"vespo": f"{MODE} token_truncate or token_mask; {GLOBAL}"},
 )
-read, recipe, write = TRL.read, TRL.recipe, TRL.write
+settings, read, recipe, write = TRL.settings, TRL.read, TRL.recipe, TRL.write
 # AsyncGRPOTrainer clips the ratio of trainer to engine and corrects nothing else.
 named_recipe(
     "trl.iw_opd", GPG(), (), "advantages a * rc.early_token_weights(a, gamma=0.5), where a = ref_logp - rollout_logp"

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from ..shared.checking import Checks, Rule, without
-from .config import CLIP_MAX, KNOWN
-
-NAME = "vllm_importance_sampling"
-CORRECTION, CLIP_MIN, MODE = f"{NAME}_correction", f"{NAME}_clip_min", f"{NAME}_mode"
+from .config import CLIP_MAX, CLIP_MIN, CORRECTION, MODE, NAME, TABLE
 
 CHECKS = Checks(
-    keys=tuple(key for key in KNOWN if key.startswith(NAME) or key in ("use_vllm", "off_policy_mask_threshold")),
+    keys=tuple(key for key in TABLE if key.startswith(NAME) or key in ("use_vllm", "off_policy_mask_threshold")),
     launchers=r"\btrl\s+(grpo|rloo)\b",
     roots=("GRPOConfig.", "RLOOConfig.", "AsyncGRPOConfig."),
     temperature="temperature",

@@ -9,6 +9,7 @@ The configuration is `algorithm.rollout_correction`, since verl 0.6.1; settings 
 from __future__ import annotations
 
 import json
+from collections import ChainMap
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -21,9 +22,8 @@ from ...specs.loss import Loss
 from ...specs.surrogate import Surrogate
 from ...specs.surrogates import DPPO, DRO, GMPO, GPG, GSPO, PPO, SAPO, ClipCov, KLCov, Score
 from ...specs.terms import KL, Mean
-from ...specs.validate import number, one_of, positive
-from ..shared import lookup
-from ..shared.preset import RENAMED, Row, presets, registered
+from ...specs.validate import one_of
+from ..shared.preset import RENAMED, Preset, Row, presets, registered
 from ..shared.recipe import (
     BOTH,
     BYPASS,
@@ -36,13 +36,28 @@ from ..shared.recipe import (
     WITH_REFERENCE,
     Named,
     Recipe,
+    add_recipe,
     around_one,
-    built_recipe,
     mean,
     named_recipe,
     penalty,
 )
-from ..shared.settings import anything, block_of, boolean, fields_of, inner, known_in, settings_of, warn_old, words
+from ..shared.settings import (
+    Block,
+    Given,
+    boolean,
+    fields_of,
+    given_in,
+    inner,
+    known_in,
+    maybe,
+    needed,
+    refused,
+    refused_key,
+    unchecked,
+    warn_old,
+    word,
+)
 from . import options as verl_options
 
 REPORT: tuple[Scheme, ...] = ("native", "verl")
@@ -63,7 +78,7 @@ Part = tuple[str, Callable[..., Any], Mapping[str, Any]]
 def _tis(setting: str, level: str) -> Part:
     name, ratio = {"token": ("Token", "exp(D)"), "sequence": ("Sequence", "exp(sum D)")}[level]
     weight = partial(verl_options.weight, level, key=setting)
-    return f"{name} TIS: w = min({ratio}, {setting}).", weight, {setting: anything(2.0)}
+    return f"{name} TIS: w = min({ratio}, {setting}).", weight, {setting: unchecked(2.0)}
 
 
 def _icepop(upper: float, lower: float) -> Weight:
@@ -84,7 +99,7 @@ SUM_K1, MEAN_K1 = _k1("sum", "0.5_2.0"), _k1("mean", "0.999_1.001")
 MEAN_K3: Part = (
     "Keep a sequence iff its mean of exp(D) - 1 - D is at most rs_threshold (seq_mean_k3).",
     partial(verl_options.criteria, "seq_mean_k3", key="rs_threshold"),
-    {"rs_threshold": anything(0.01)},
+    {"rs_threshold": unchecked(0.01)},
 )
 PARTS: dict[str, tuple[Part | None, Part | None]] = {
     "decoupled_token_is": (TOKEN, None),
@@ -146,23 +161,10 @@ RENAMED["verl"] = {
 # --- the settings of the loss ---
 
 SIDES: dict[str, Any] = {"clip_ratio_low": 0.2, "clip_ratio_high": 0.2}
-DUAL = SIDES | {"clip_ratio_c": 3.0}
+DUAL = SIDES | {"clip_ratio_c": maybe(3.0)}
 TAUS = {"tau_pos": 1.0, "tau_neg": 1.05}
 CLIP_COV = {"clip_cov_ratio": 0.0002, "clip_cov_lb": 1.0, "clip_cov_ub": 5.0}
 KL_COV = {"kl_cov_ratio": 0.0002, "ppo_kl_coef": 0.1}
-# Of `actor`, and of its `policy_loss`.
-ACTOR: dict[str, Any] = {
-    "clip_ratio": 0.2,
-    **DUAL,
-    **TAUS,
-    "loss_agg_mode": "token-mean",
-    "loss_scale_factor": None,
-    "use_kl_loss": False,
-    "kl_loss_coef": 0.001,
-    "kl_loss_type": "low_var_kl",
-    "policy_loss": None,
-}
-POLICY = {"loss_mode": "vanilla", "dro_beta": None, "rollout_correction": None, **CLIP_COV, **KL_COV}
 OF_ACTOR = ("strategy", "ppo_mini_batch_size", "ppo_micro_batch_size_per_gpu", "ppo_epochs", "entropy_coeff", "optim")
 AVERAGES: dict[str, Mean] = {
     "token-mean": TOKENS,
@@ -178,9 +180,7 @@ def _clip_cov(low: float, high: float, share: float, lower: float, upper: float)
 
 
 def _dro(beta: float | None) -> DRO:
-    if beta is None:
-        raise ValueError("dro_beta: expected a number > 0, which loss_mode 'dro' needs, got None")
-    return DRO(positive("dro_beta", beta))
+    return DRO(needed("dro_beta", "loss_mode 'dro'", beta))
 
 
 # The loss of a token by `loss_mode`, from these settings.
@@ -198,20 +198,35 @@ SURROGATES: dict[str, Named[Surrogate]] = {
     "kl_cov": Named(KLCov, **KL_COV),
 }
 MODES = (*SURROGATES, "bypass_mode")
+# Of `actor`, and of its `policy_loss`.
+POLICY = {
+    "loss_mode": word("vanilla", MODES),
+    "dro_beta": None,
+    "rollout_correction": unchecked(None),
+    **CLIP_COV,
+    **KL_COV,
+}
+ACTOR: dict[str, Any] = {
+    "clip_ratio": 0.2,
+    **{side: maybe(default) for side, default in SIDES.items()},
+    "clip_ratio_c": maybe(3.0),
+    **TAUS,
+    "loss_agg_mode": word("token-mean", AVERAGES),
+    "loss_scale_factor": unchecked(None),
+    "use_kl_loss": False,
+    "kl_loss_coef": 0.001,
+    "kl_loss_type": unchecked("low_var_kl"),
+    "policy_loss": Block(POLICY),
+}
 
 # --- recipes by name ---
 
 
-CORRECTED = DUAL | {"kl_loss_coef": 0.0}
-
-
-def _corrected(preset: str, /, **settings: Any) -> Recipe:
+def _corrected(found: Preset, given: Given) -> Recipe:
     """Return `loss_mode=vanilla`; for bypass with REINFORCE -w A log pi, and without a weight -A log pi."""
-    given = {name: settings.pop(name, default) for name, default in CORRECTED.items()}
-    correction = lookup.named(preset, **settings)
-    coefficient = given.pop("kl_loss_coef")
-    surrogate: Surrogate = PPO(*given.values())
-    if preset.startswith("verl.bypass_pg"):
+    correction, coefficient = found.of(given), given["kl_loss_coef"]
+    surrogate: Surrogate = SURROGATES["vanilla"].of(given)
+    if found.name.startswith("verl.bypass_pg"):
         surrogate = GPG() if correction.weight is None else Score()
     return Recipe(correction, Loss(surrogate, kl=KL("k3", coefficient, value_clamp=10.0) if coefficient else None))
 
@@ -220,7 +235,7 @@ COUNTS = "counts before rejection, as its engines do"
 COUNTS_BOTH = f'{COUNTS}; with trainer.use_v1=false after it: Mean(over="kept")'
 for _found in registered("verl"):
     _needs, _note = (BYPASS, COUNTS) if _found.name.startswith("verl.bypass") else (BOTH, COUNTS_BOTH)
-    built_recipe(_found.name, partial(_corrected, _found.name), _needs, _note, {**CORRECTED, **_found.table})
+    add_recipe(_found.name, partial(_corrected, _found), {**DUAL, "kl_loss_coef": 0.0, **_found.table}, _needs, _note)
 ITS_KL: dict[str, Any] = {"kl": penalty(kl_loss_coef=0.001, value_clamp=10.0), "mean": mean(loss_agg_mode="token-mean")}
 GRPO_NOTE = "loss_mode vanilla with use_kl_loss, as verl's examples of GRPO have it"
 DPPO_NOTE = "clip_ratio_c is ActorConfig's 3.0; the function's own 20.0 never gets there"
@@ -249,16 +264,23 @@ presets("verl", "verl 1dda039 (2026-08-22)")(
 
 # --- the correction ---
 
-NESTED = words(
-    "rollout_is rollout_is_threshold rollout_is_batch_normalize rollout_rs rollout_rs_threshold bypass_mode loss_type"
-)
-OLD_NESTED = words(
-    "rollout_rs_threshold_lower rollout_token_veto_threshold bypass_old_logprob_for_rollout "
-    "use_pure_rollout_correction use_policy_gradient"
-)
-# Of verl#7196: one more forward pass, for metrics alone.
-WITHOUT_EFFECT = ("debug_rollout_actor_probs",)
-KNOWN = (*NESTED, *OLD_NESTED, *WITHOUT_EFFECT)
+LOSS_TYPES = ("ppo_clip", "reinforce")
+# The second line is of verl up to 0.7.1; debug_rollout_actor_probs, of verl#7196, makes metrics alone.
+CORRECTION: dict[str, Any] = {
+    "rollout_is": unchecked(None),
+    "rollout_is_threshold": unchecked(2.0),
+    "rollout_is_batch_normalize": False,
+    "rollout_rs": unchecked(None),
+    "rollout_rs_threshold": unchecked(None),
+    "bypass_mode": False,
+    "loss_type": word("ppo_clip", LOSS_TYPES),
+    "rollout_rs_threshold_lower": unchecked(None),
+    "rollout_token_veto_threshold": unchecked(None),
+    "bypass_old_logprob_for_rollout": False,
+    "use_pure_rollout_correction": False,
+    "use_policy_gradient": False,
+    "debug_rollout_actor_probs": unchecked(None),
+}
 # Of 0.6.0 and before, in `algorithm` and in `actor`.
 FLAT = ("rollout_is_level", "rollout_is_mode", "rollout_is_threshold_lower", "rollout_is_veto_threshold")
 CAPS = ("tis_imp_ratio_cap", "imp_ratio_cap", "behav_imp_weight_cap")
@@ -267,41 +289,61 @@ CAPS = ("tis_imp_ratio_cap", "imp_ratio_cap", "behav_imp_weight_cap")
 # those that begin like ours are checked for spelling.
 OF_ALGORITHM = ("adv_estimator", "gamma", "lam", "kl_ctrl", "use_kl_in_reward", "norm_adv_by_std_in_grpo")
 OURS = ("rollout_is", "rollout_rs", "rollout_token_veto")
+AROUND = ("rollout_correction", *FLAT, *CAPS, *OF_ALGORITHM)
 
-LOSS_TYPES = ("ppo_clip", "reinforce")
 OFF = "leave it out: it is off"
+TABLE = {"actor": Block(ACTOR), "rollout_correction": Block(CORRECTION)}
 
 
-def read(config: object, *, k1_bounds: str = "verl") -> Spec:
-    """Read the block `rollout_correction`, the block `algorithm`, or a whole configuration.
+def settings(config: object) -> Given:
+    """Find a whole configuration, its block `actor`, `algorithm` or `rollout_correction`."""
+    given = fields_of(config)
+    if "actor_rollout_ref" in given or "algorithm" in given:
+        actor: object = inner(inner(given, "actor_rollout_ref"), "actor")
+        whole = True
+    elif given.keys() & {*ACTOR, *OF_ACTOR}:
+        actor, whole = config, False
+    else:
+        return Given(TABLE, {"rollout_correction": _block(known_in(given, (*CORRECTION, *AROUND)))})
+    found = {"actor": given_in(actor, ACTOR, whole=whole or OF_ACTOR).given}
+    return Given(TABLE, found | ({"rollout_correction": _block(given)} if whole else {}))
+
+
+def read(given: Given, *, k1_bounds: str = "verl") -> Spec:
+    """Read `rollout_correction`.
 
     Args:
-        config: The configuration.
+        given: The settings.
         k1_bounds: "verl" or "ratio", see `verl_options.criteria`.
     """
+    if "rollout_correction" not in given.given:
+        raise refused_key(next(iter(given["actor"].given)), f", expected some of {[*CORRECTION]}")
+    return _read(given["rollout_correction"], k1_bounds)
+
+
+def _read(given: Given, k1_bounds: str) -> Spec:
     one_of("k1_bounds", k1_bounds, verl_options.K1_BOUNDS)
-    given = known_in(_block(fields_of(config)), KNOWN)
     _check_bypass(given)
-    normalize = boolean("rollout_is_batch_normalize", given.get("rollout_is_batch_normalize"))
-    weight = None
-    if given.get("rollout_is") is not None:
-        threshold = given.get("rollout_is_threshold", 2.0)
-        if threshold is None:
-            raise ValueError(
-                "rollout_is_threshold: expected a threshold for rollout_is, got null, for which verl silently "
-                "drops the weights; if you want no weights, write rollout_is: null"
+    weight, normalize = None, given["rollout_is_batch_normalize"]
+    if given["rollout_is"] is not None:
+        if given["rollout_is_threshold"] is None:
+            raise refused(
+                "rollout_is_threshold",
+                "expected a threshold for rollout_is, got null, for which verl silently "
+                "drops the weights; if you want no weights, write rollout_is: null",
             )
-        weight = verl_options.weight(given["rollout_is"], threshold, normalize)
+        weight = verl_options.weight(given["rollout_is"], given["rollout_is_threshold"], normalize)
     return made(weight, (*_rejection(given, k1_bounds), *_veto(given)))
 
 
 def _block(given: dict[str, Any]) -> dict[str, Any]:
+    """The settings of `rollout_correction` in it, in `algorithm` or in a whole configuration."""
     actor = inner(inner(given, "actor_rollout_ref"), "actor")
     whole = "algorithm" in given or "actor_rollout_ref" in given
     given = inner(given, "algorithm") if whole else given
     whole = whole or any(key in given for key in OF_ALGORITHM)
     if whole or "rollout_correction" in given:
-        beside = {key: given[key] for key in given if not whole or key in KNOWN or str(key).startswith(OURS)}
+        beside = {key: given[key] for key in given if not whole or key in CORRECTION or str(key).startswith(OURS)}
         beside.pop("rollout_correction", None)
         given = {**beside, **inner(given, "rollout_correction")}
     # Configurations of later versions still hold a cap that is off.
@@ -309,10 +351,10 @@ def _block(given: dict[str, Any]) -> dict[str, Any]:
     for key in CAPS:
         if capped.get(key) not in (None, -1):
             cap = {"rollout_is": "token", "rollout_is_threshold": verl_options.number(key, capped[key])}
-            raise ValueError(f"{key}: a setting of verl up to 0.6.0; write {_as_block(cap)}")
+            raise refused(key, f"a setting of verl up to 0.6.0; write {_as_block(cap)}")
     old = [key for key in FLAT if key in given] + ["rollout_is"] * isinstance(given.get("rollout_is"), bool)
     if old:
-        raise ValueError(f"{old[0]}: a setting of verl up to 0.6.0; {_instead(given)}")
+        raise refused(old[0], f"a setting of verl up to 0.6.0; {_instead(given)}")
     return {key: given[key] for key in given if key not in CAPS}
 
 
@@ -352,39 +394,40 @@ def _instead(given: Mapping[str, Any]) -> str:
 _old = partial(warn_old, "verl")
 
 
-def _rejection(given: dict[str, Any], k1_bounds: str) -> tuple[Criterion, ...]:
-    options, threshold = given.get("rollout_rs"), given.get("rollout_rs_threshold")
+def _rejection(given: Given, k1_bounds: str) -> tuple[Criterion, ...]:
+    options, threshold = given["rollout_rs"], given["rollout_rs_threshold"]
     lower_key = "rollout_rs_threshold_lower"
-    least = given.get(lower_key)
+    least = given[lower_key]
     level = options.strip() if isinstance(options, str) else ""
     if level in verl_options.OLD_RS_LEVELS:
         if threshold is None:
-            raise ValueError("rollout_rs_threshold: expected a threshold for rollout_rs, got null")
+            raise refused("rollout_rs_threshold", "expected a threshold for rollout_rs, got null")
         option, upper = verl_options.OLD_RS_LEVELS[level], verl_options.number("rollout_rs_threshold", threshold)
         lower = 1.0 / upper if least is None else 0.0
         if least is not None and (least != 0 or isinstance(least, bool)):
             lower = verl_options.number(lower_key, least)
         if lower > upper:
-            raise ValueError(f"{lower_key}: expected at most the upper bound {upper!r}, got {least!r}")
+            raise refused(lower_key, f"expected at most the upper bound {upper!r}, got {least!r}")
         _old(
-            [f"rollout_rs: {level}", *([lower_key] if lower_key in given else [])],
+            [f"rollout_rs: {level}", *([lower_key] if lower_key in given.given else [])],
             f'write rollout_rs: "{option}", rollout_rs_threshold: "{verl_options.text(lower, upper)}", with '
             'k1_bounds="ratio"',
         )
         return (verl_options.ratio_criterion(option, lower, upper),)
     if least is not None:
-        raise ValueError(
-            f"{lower_key}: expected with rollout_rs token, sequence or geometric (verl up to 0.7.0), got it with "
-            f'rollout_rs: {options!r}; write both bounds as rollout_rs_threshold: "lower_upper"'
+        raise refused(
+            lower_key,
+            "expected with rollout_rs token, sequence or geometric (verl up to 0.7.0), got it with "
+            f'rollout_rs: {options!r}; write both bounds as rollout_rs_threshold: "lower_upper"',
         )
-    if lower_key in given:
+    if lower_key in given.given:
         _old([lower_key], OFF)
     return () if options is None else verl_options.criteria(options, threshold, k1_bounds)
 
 
-def _veto(given: dict[str, Any]) -> tuple[Criterion, ...]:
+def _veto(given: Given) -> tuple[Criterion, ...]:
     key = "rollout_token_veto_threshold"
-    if key not in given:
+    if key not in given.given:
         return ()
     if given[key] is None:
         _old([key], OFF)
@@ -394,16 +437,15 @@ def _veto(given: dict[str, Any]) -> tuple[Criterion, ...]:
     return (criterion,)
 
 
-def _check_bypass(given: dict[str, Any]) -> None:
+def _check_bypass(given: Given) -> None:
     """Check the keys that choose the loss: they are no part of the Spec, but a wrong value is an error."""
-    boolean("bypass_mode", given.get("bypass_mode"))
-    one_of("loss_type", given.get("loss_type", LOSS_TYPES[0]), LOSS_TYPES)
+    _ = given["bypass_mode"], given["loss_type"]
     key = "bypass_old_logprob_for_rollout"
-    if key in given:
-        _old([key], f"write bypass_mode: {str(boolean(key, given[key])).lower()}")
+    if key in given.given:
+        _old([key], f"write bypass_mode: {str(given[key]).lower()}")
     for key in ("use_pure_rollout_correction", "use_policy_gradient"):
-        if key in given:
-            _old([key], f'write loss_type: "{LOSS_TYPES[boolean(key, given[key])]}"')
+        if key in given.given:
+            _old([key], f'write loss_type: "{LOSS_TYPES[given[key]]}"')
 
 
 # Where what is written stands in a configuration.
@@ -420,94 +462,79 @@ def write(spec: Spec, *, k1_bounds: str = "verl") -> dict[str, Any]:
 # --- the whole loss ---
 
 
-def recipe(config: object, *, k1_bounds: str = "verl", version: str | None = None) -> Recipe:
+def recipe(given: Given, *, k1_bounds: str = "verl", version: str | None = None) -> Recipe:
     """Read the whole loss from `actor_rollout_ref.actor` and `algorithm.rollout_correction`, or from `actor` alone.
 
     Means are over the tokens or rows of the mini-batch before rejection, as verl's engines count them. In bypass mode
     `policy_loss` is given `rollout_logp` and no `old_logp`.
 
     Args:
-        config: A whole configuration, or the block `actor`.
+        given: The settings.
         k1_bounds: As for `read`.
         version: "0.9.0" for gspo as it is up to that release and on verl's main branch: a mean over sequences, whatever
             `loss_agg_mode` says. By default that is obeyed, as in 0.9.1.
     """
     if version not in (None, "0.9.0"):
         raise ValueError(f"version: expected None or '0.9.0', got {version!r}")
-    outer = fields_of(config)
-    whole = "actor_rollout_ref" in outer or "algorithm" in outer
-    actor = inner(inner(outer, "actor_rollout_ref"), "actor") if whole else config
-    given = settings_of(actor, ACTOR, whole=OF_ACTOR)
-    policy = block_of(given["policy_loss"], "policy_loss", POLICY)
-    mode = one_of("loss_mode", policy["loss_mode"], MODES)
-    block = inner(inner(outer, "algorithm"), "rollout_correction") if whole else {}
-    if boolean("bypass_mode", block.get("bypass_mode")):
+    actor, block = given["actor"], given["rollout_correction"]
+    policy = actor["policy_loss"]
+    mode = policy["loss_mode"]
+    if block["bypass_mode"]:
         mode = "bypass_mode"
     elif mode == "bypass_mode":
-        block = inner(policy, "rollout_correction")
-    corrects = read(block, k1_bounds=k1_bounds)
-    if mode == "bypass_mode":
-        surrogate, corrects = _bypass(block.get("loss_type", LOSS_TYPES[0]), given, corrects)
-    else:
-        surrogate = _surrogate(mode, given, policy)
-    if mode == "geo_mean" and corrects.weight is not None:
-        raise ValueError(
-            "loss_mode: expected no rollout_is with 'geo_mean', which takes a geometric mean of the weights"
+        block = policy.block("rollout_correction", CORRECTION, policy["rollout_correction"])
+    corrects = _read(block, k1_bounds)
+    sides = {f"clip_ratio_{side}": actor[f"clip_ratio_{side}"] for side in ("low", "high")}
+    sides = {name: actor["clip_ratio"] if side is None else side for name, side in sides.items()}
+    if mode != "bypass_mode":
+        surrogate = SURROGATES[mode].of(ChainMap(sides, policy, actor))
+    elif block["loss_type"] == "ppo_clip":
+        # PPO with the ratio new/rollout and no weight, or REINFORCE with one.
+        surrogate, corrects = (
+            PPO(sides["clip_ratio_low"], sides["clip_ratio_high"], actor["clip_ratio_c"]),
+            replace(corrects, weight=None),
         )
-    average = one_of("loss_agg_mode", given["loss_agg_mode"], AVERAGES)
-    kl = _kl(given, everywhere=mode == "bypass_mode")
+    else:
+        surrogate = GPG() if corrects.weight is None else Score()
+    if mode == "geo_mean" and corrects.weight is not None:
+        why = "expected no rollout_is with 'geo_mean', which takes a geometric mean of the weights"
+        raise refused("loss_mode", why)
+    average, kl = actor["loss_agg_mode"], _kl(actor, everywhere=mode == "bypass_mode")
     if mode in ("sapo", "geo_mean") or (mode == "gspo" and version == "0.9.0"):
         if kl is not None and average != "seq-mean-token-mean":
             kl = _apart(kl, average)
         average = "seq-mean-token-mean"
     mean = AVERAGES[average]
     if mean == ROWS and any(c.over == "token" and c.drop == "unit" for c in corrects.criteria):
-        raise ValueError(
-            f"rollout_rs: with {average} verl divides by a row's tokens after rejection, and counts rows before it; "
-            "no recipe does both for an option of tokens"
+        raise refused(
+            "rollout_rs",
+            f"with {average} verl divides by a row's tokens after rejection, and counts rows before it; "
+            "no recipe does both for an option of tokens",
         )
     if average == "seq-mean-token-sum-norm":
-        longest = positive(f"loss_scale_factor, which {average} needs here", given["loss_scale_factor"])
-        mean = replace(mean, length=longest)
+        mean = replace(mean, length=needed("loss_scale_factor", average, actor["loss_scale_factor"]))
     return Recipe(corrects if corrects.acts else None, Loss(surrogate, mean, kl))
-
-
-def _surrogate(mode: str, given: dict[str, Any], policy: dict[str, Any]) -> Surrogate:
-    low, high = _clip(given)
-    return SURROGATES[mode].taken_from({**given, **policy, "clip_ratio_low": low, "clip_ratio_high": high})
-
-
-def _clip(given: dict[str, Any]) -> tuple[float, float]:
-    low, high = given["clip_ratio_low"], given["clip_ratio_high"]
-    return given["clip_ratio"] if low is None else low, given["clip_ratio"] if high is None else high
-
-
-def _bypass(loss_type: str, given: dict[str, Any], corrects: Spec) -> tuple[Surrogate, Spec]:
-    """verl's loss `bypass_mode`: PPO with the ratio new/rollout and no weight, or REINFORCE with one."""
-    if one_of("loss_type", loss_type, LOSS_TYPES) == "ppo_clip":
-        return PPO(*_clip(given), dual=given["clip_ratio_c"]), replace(corrects, weight=None)
-    return (GPG() if corrects.weight is None else Score()), corrects
 
 
 def _apart(kl: KL, average: str) -> KL:
     """Give the KL loss its own average, where the policy loss is always a mean over sequences."""
     if average == "seq-mean-token-sum-norm":
-        raise ValueError(f"use_kl_loss: the policy loss is a mean over sequences, the KL loss by {average}: two calls")
+        why = f"the policy loss is a mean over sequences, the KL loss by {average}: two calls"
+        raise refused("use_kl_loss", why)
     return replace(kl, mean=AVERAGES[average])
 
 
-def _kl(given: dict[str, Any], everywhere: bool) -> KL | None:
+def _kl(given: Given, everywhere: bool) -> KL | None:
     """The KL loss: of the tokens that are left, in bypass mode of those that only its policy loss rejects too."""
-    coefficient = number("kl_loss_coef", given["kl_loss_coef"])
-    if not boolean("use_kl_loss", given["use_kl_loss"]) or coefficient == 0.0:
+    coefficient = given["kl_loss_coef"]
+    if not given["use_kl_loss"] or coefficient == 0.0:
         return None
-    word = given["kl_loss_type"]
-    kind = KL_KINDS[one_of("kl_loss_type", str(word).removesuffix("+"), KL_KINDS)]
-    straight_through = str(word).endswith("+") and kind != "k2"
+    name = str(given["kl_loss_type"])
+    kind = KL_KINDS[one_of("kl_loss_type", name.removesuffix("+"), KL_KINDS)]
     return KL(
         kind,
         coefficient,
-        gradient="k2" if straight_through else None,
+        gradient="k2" if name.endswith("+") and kind != "k2" else None,
         value_clamp=10.0 if kind == "k3" else None,
         scope="all" if everywhere else "kept",
     )

@@ -53,11 +53,11 @@ def _vanilla(config: Any) -> Surrogate:
     given = _actor(config, 3.0)
     if not given["clip_ratio_c"] > 1.0:
         raise ValueError(f"clip_ratio_c: expected a number > 1, got {given['clip_ratio_c']!r}")
-    return SURROGATES["vanilla"].taken_from(given)
+    return SURROGATES["vanilla"].of(given)
 
 
 def _clipped(mode: str) -> Callable[[Any], Surrogate]:
-    return lambda config: SURROGATES[mode].taken_from(_actor(config, 20.0))
+    return lambda config: SURROGATES[mode].of(_actor(config, 20.0))
 
 
 class Kind(NamedTuple):
@@ -80,7 +80,7 @@ KINDS = {
     "gspo": Kind(_clipped("gspo"), CLIPPED, mode=OF_ROWS),
     "sapo": Kind(lambda config: SAPO(config.tau_pos, config.tau_neg), (), mode=OF_ROWS, forced=True),
     "gpg": Kind(lambda config: GPG(), reports_kl=False),
-    "dro": Kind(lambda config: SURROGATES["dro"].taken_from({"dro_beta": config.policy_loss.dro_beta})),
+    "dro": Kind(lambda config: SURROGATES["dro"].of({"dro_beta": config.policy_loss.dro_beta})),
     "cispo": Kind(_clipped("cispo"), CLIPPED),
 }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ..shared.checking import Checks, Rule, Run, without
-from .config import CAPS, FLAT, KNOWN
+from .config import CAPS, CORRECTION, FLAT
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor.", "actor_rollout_ref.rollout."
 BLOCK = "algorithm.rollout_correction."
@@ -32,7 +32,7 @@ def _misplaced(key: str) -> Callable[[Run], bool]:
 
 CHECKS = Checks(
     keys=(
-        *(BLOCK + key for key in KNOWN),
+        *(BLOCK + key for key in CORRECTION),
         *(ACTOR + key for key in CAPS),
         *(f"algorithm.{key}" for key in FLAT),
         LOSS_MODE,

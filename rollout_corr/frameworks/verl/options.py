@@ -16,6 +16,7 @@ from ...specs.checked import expression
 from ...specs.choices import Reduce, Unit
 from ...specs.correction import Criterion, Weight
 from ...specs.statistics import Stat
+from ...specs.validate import of_key, wrong_type, wrong_value
 from ..shared import preset
 from ..shared.settings import warn_once
 
@@ -54,11 +55,11 @@ def number(key: str, value: object) -> float:
             # float() reads 1_2 as 12.
             parsed = math.nan if "_" in text else float(text)
         except ValueError:
-            raise ValueError(f"{key}: expected a number, got {value!r}") from None
+            raise wrong_value(key, "a number", value) from None
     else:
         parsed = validate.number(key, value)
     if not 0.0 < parsed < math.inf:
-        raise ValueError(f"{key}: expected a finite number > 0, got {value!r}")
+        raise wrong_value(key, "a finite number > 0", value)
     return parsed
 
 
@@ -67,18 +68,18 @@ def bounds(key: str, value: object) -> tuple[float | None, float]:
     if isinstance(value, str):
         parts = value.strip().split("_")
         if len(parts) > 2:
-            raise ValueError(f"{key}: expected 'upper' or 'lower_upper', got {value!r}")
+            raise wrong_value(key, "'upper' or 'lower_upper'", value)
     elif isinstance(value, Sequence):
         parts = list(value)
         if len(parts) != 2:
-            raise ValueError(f"{key}: expected a pair (lower, upper), got {value!r}")
+            raise wrong_value(key, "a pair (lower, upper)", value)
     else:
         return None, number(key, value)
     if len(parts) == 1:
         return None, number(key, parts[0])
     lower, upper = number(key, parts[0]), number(key, parts[1])
     if lower > upper:
-        raise ValueError(f"{key}: expected lower <= upper, got {value!r}")
+        raise wrong_value(key, "lower <= upper", value)
     return lower, upper
 
 
@@ -100,10 +101,10 @@ def weight(level: str, threshold: object, normalize: bool = False, key: str = "r
     """
     if not isinstance(level, str) or level not in LEVELS:
         hint = "; the geometric mean is rollout_corr.Weight.geometric()" if level == "geometric" else ""
-        raise ValueError(f"rollout_is: expected null, 'token' or 'sequence', got {level!r}{hint}")
+        raise wrong_value("rollout_is", "null, 'token' or 'sequence'", level, hint)
     lower, upper = bounds(key, threshold)
     if _looks_mangled(threshold):
-        warn_once(("mangled", key), _mangled(key, threshold))
+        warn_once(key, _mangled(key, threshold), "mangled")
     return Weight(
         *preset.LEVELS[level],
         lower=lower,
@@ -127,26 +128,31 @@ def criteria(
     """
     validate.one_of("k1_bounds", k1_bounds, K1_BOUNDS)
     if not isinstance(options, str):
-        raise TypeError(f"rollout_rs: expected a comma-separated string, got {type(options).__name__} {options!r}")
+        raise wrong_type("rollout_rs", "a comma-separated string", options)
     chosen = list(dict.fromkeys(option.strip() for option in options.split(",") if option.strip()))
     if not chosen:
-        raise ValueError(f"rollout_rs: expected at least one of {sorted(RS_OPTIONS)}, got {options!r}")
+        raise wrong_value("rollout_rs", f"at least one of {sorted(RS_OPTIONS)}", options)
     for option in chosen:
         validate.one_of("rollout_rs", option, sorted(RS_OPTIONS))
     each = _one_for_each(chosen, thresholds, key)
-    return tuple(_criterion(option, value, k1_bounds, key) for option, value in zip(chosen, each, strict=True))
+    try:
+        return tuple(_criterion(option, value, k1_bounds, key) for option, value in zip(chosen, each, strict=True))
+    except (TypeError, ValueError) as error:
+        # It names the option too.
+        raise of_key(error, key, thresholds) from None
 
 
 def _one_for_each(options: list[str], thresholds: object, key: str) -> list[object]:
     if thresholds is None:
-        raise ValueError(f"{key}: expected a threshold for rollout_rs, got null")
+        # It is the option that stands somewhere.
+        raise of_key(ValueError(f"{key}: expected a threshold for rollout_rs, got null"), "rollout_rs", options)
     values: list[object] = [thresholds]
     if isinstance(thresholds, str):
         values = [part.strip() for part in thresholds.split(",") if part.strip()]
     if len(values) == 1:
         return values * len(options)
     if len(values) != len(options):
-        raise ValueError(f"{key}: expected one threshold or {len(options)}, one for each of {options}, got {values}")
+        raise wrong_value(key, f"one threshold or {len(options)}, one for each of {options}", values)
     return values
 
 
@@ -157,7 +163,7 @@ def _criterion(option: str, threshold: object, k1_bounds: str, key: str) -> Crit
         if (isinstance(threshold, str) and "_" in threshold) or (
             isinstance(threshold, Sequence) and not isinstance(threshold, str)
         ):
-            raise ValueError(f"{name}: expected one upper bound, got {threshold!r}")
+            raise wrong_value(name, "one upper bound", threshold)
         upper = number(name, threshold)
         if stat == "binary_kl_symmetric":
             return Criterion(stat, upper=upper, label=option, eps=1e-6)

@@ -5,7 +5,7 @@ Pairs of bounds are (upper, lower), as in xtuner.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...specs.choices import Drop, Scheme, When
@@ -13,10 +13,22 @@ from ...specs.correction import Criterion, Spec, Weight
 from ...specs.loss import Loss
 from ...specs.ratio_losses import PPO
 from ...specs.terms import KL, Mean
-from ...specs.validate import not_negative, number, one_of
+from ...specs.validate import not_negative, number, one_of, wrong_type, wrong_value
 from ..shared.preset import LEVELS, level_of, presets
 from ..shared.recipe import BOTH, DECOUPLED, GLOBAL, KL_KINDS, Named, Recipe, named_recipe, of_presets, penalty
-from ..shared.settings import block_of, boolean, defaults_of, fields_of, inner, known_in, settings_of
+from ..shared.settings import (
+    Block,
+    Given,
+    Setting,
+    boolean,
+    defaults_of,
+    fields_of,
+    given_in,
+    maybe,
+    refused,
+    unchecked,
+    word,
+)
 
 REPORT: tuple[Scheme, ...] = ("native", "xtuner")
 MODES = ("truncate", "mask", "both")
@@ -28,12 +40,12 @@ Pair = tuple[float, float]
 def pair(key: str, value: object) -> Pair:
     """(upper, lower) with upper > lower >= 0."""
     if not isinstance(value, Sequence) or isinstance(value, str):
-        raise TypeError(f"{key}: expected a pair (upper, lower), got {type(value).__name__} {value!r}")
+        raise wrong_type(key, "a pair (upper, lower)", value)
     if len(value) != 2:
-        raise ValueError(f"{key}: expected a pair (upper, lower), got {value!r}")
+        raise wrong_value(key, "a pair (upper, lower)", value)
     upper, lower = not_negative(key, value[0]), not_negative(key, value[1])
     if not upper > lower:
-        raise ValueError(f"{key}: expected (upper, lower) with upper > lower, got {value!r}; xtuner begins with upper")
+        raise wrong_value(key, "(upper, lower) with upper > lower", value, "; xtuner begins with upper")
     return upper, lower
 
 
@@ -115,7 +127,7 @@ shipped(
     reasoning=(f"Token weight clamped on both sides; {MASKS}", _token_both, THRESHOLDS),
     agentic=(f"Token weight clamped above; {MASKS}", _token_both, THRESHOLDS | {"threshold": (5.0, 0.0)}),
 )
-CLIP: dict[str, Any] = {"cliprange_low": 0.2, "cliprange_high": 0.2, "clip_ratio_c": 3.0}
+CLIP: dict[str, Any] = {"cliprange_low": 0.2, "cliprange_high": 0.2, "clip_ratio_c": maybe(3.0)}
 ITS_KL: dict[str, Any] = {"kl": penalty(value_clamp=10.0, kl_loss_coef=0.0)}
 WITH_KL = f"without rollout_is; kl_loss_coef means kl_loss_type low_var_kl; {GLOBAL}"
 of_presets("xtuner", Named(PPO, **CLIP), BOTH, f"{GLOBAL}, after rejection", over="kept", **ITS_KL)
@@ -132,15 +144,44 @@ shipped(
 
 # --- the configuration ---
 
+# The fields of RolloutImportanceSampling, checked by `spec`.
+OF_SPEC = {name: unchecked(default) for name, default in defaults_of(spec).items()}
+POLICY: dict[str, Any] = {
+    "loss_type": word("vanilla", ["vanilla"]),
+    "cliprange_low": Setting(None, number),
+    "cliprange_high": Setting(None, number),
+    "clip_ratio_c": maybe(3.0),
+    "log_prob_diff_min": -20.0,
+    "log_prob_diff_max": 20.0,
+}
+# The fields of GRPOLossConfig that make the loss, with its defaults; those of OREAL, which is refused, are None.
+OREAL = ("positive_loss_factor", "pos_sft_loss_weight", "pos_policy_loss_weight", "negative_loss_factor")
+TABLE: dict[str, Any] = {
+    "policy_loss_cfg": Block(POLICY),
+    "use_kl_loss": False,
+    "kl_loss_coef": 0.001,
+    "kl_loss_type": unchecked(None),
+    "rollout_is": Block(OF_SPEC),
+    **dict.fromkeys(OREAL, unchecked(None)),
+}
+# Fields of CELossConfig, which it extends.
+OF_ALL_LOSSES = ("ignore_idx", "mode", "chunk_size", "loss_reduction")
 
-def read(config: object) -> Spec:
-    """Read `RolloutImportanceSampling`, or a loss configuration that may hold it as `rollout_is`."""
+
+def settings(config: object) -> Given:
+    """Find a loss configuration, which may be held as `loss_cfg`, or `RolloutImportanceSampling` alone."""
     given = fields_of(config)
-    if "loss_cfg" in given:
-        given = fields_of(given["loss_cfg"], "loss_cfg")
-    if given.keys() & {*LOSS, *OF_ALL_LOSSES}:
-        given = inner(given, "rollout_is")
-    return spec(**known_in(given, defaults_of(spec)))
+    within = "loss_cfg" in given
+    given = fields_of(given["loss_cfg"], "loss_cfg") if within else given
+    if within or given.keys() & {*TABLE, *OF_ALL_LOSSES}:
+        whole = not isinstance(config, Mapping) or any(key in given for key in OF_ALL_LOSSES)
+        return given_in(given, TABLE, whole=whole)
+    return Given(TABLE, {"rollout_is": given})
+
+
+def read(given: Given) -> Spec:
+    """Read `rollout_is`."""
+    return spec(**given["rollout_is"])
 
 
 def write(spec: Spec) -> dict[str, Any]:
@@ -188,53 +229,27 @@ def _written_veto(vetoes: list[Criterion]) -> dict[str, Any]:
 
 # --- the whole loss ---
 
-# The fields of GRPOLossConfig that make the loss, with its defaults; those of OREAL, which is refused, are None.
-OREAL = ("positive_loss_factor", "pos_sft_loss_weight", "pos_policy_loss_weight", "negative_loss_factor")
-LOSS: dict[str, Any] = {
-    "policy_loss_cfg": None,
-    "use_kl_loss": False,
-    "kl_loss_coef": 0.001,
-    "kl_loss_type": None,
-    "rollout_is": None,
-    **dict.fromkeys(OREAL),
-}
-# Fields of CELossConfig, which it extends.
-OF_ALL_LOSSES = ("ignore_idx", "mode", "chunk_size", "loss_reduction")
-POLICY: dict[str, Any] = {
-    "loss_type": "vanilla",
-    "cliprange_low": None,
-    "cliprange_high": None,
-    "clip_ratio_c": 3.0,
-    "log_prob_diff_min": -20.0,
-    "log_prob_diff_max": 20.0,
-}
 
-
-def recipe(config: object) -> Recipe:
+def recipe(given: Given) -> Recipe:
     """Read the whole loss from a GRPOLossConfig, or from a configuration that holds it as `loss_cfg`.
 
     The mean is over the tokens that are kept: the number of those of all ranks is the caller's to pass.
     """
-    given = settings_of(config, LOSS, blocks=[("loss_cfg",)], whole=OF_ALL_LOSSES)
     for name in OREAL:
-        if given[name] is not None:
-            raise ValueError(f"{name}: expected a GRPOLossConfig; OREAL's loss has no recipe")
-    policy = block_of(given["policy_loss_cfg"], "policy_loss_cfg", POLICY)
-    one_of("loss_type", policy["loss_type"], ("vanilla",))
-    for name in ("log_prob_diff_min", "log_prob_diff_max"):
-        if policy[name] != POLICY[name]:
-            raise ValueError(
-                f"{name}: expected {POLICY[name]!r}, the clamp of the log-ratio here, got {policy[name]!r}"
-            )
-    corrects = read({"rollout_is": given["rollout_is"]})
-    low, high = (number(name, policy[name]) for name in ("cliprange_low", "cliprange_high"))
-    surrogate = PPO(low, high, dual=policy["clip_ratio_c"])
-    return Recipe(corrects if corrects.acts else None, Loss(surrogate, Mean(over="kept"), _kl(given)))
+        if given.says(name):
+            raise refused(name, "expected a GRPOLossConfig; OREAL's loss has no recipe")
+    policy = given["policy_loss_cfg"]
+    _, low, high, dual, *clamps = policy.values()
+    for name, found in zip(("log_prob_diff_min", "log_prob_diff_max"), clamps, strict=True):
+        if found != POLICY[name]:
+            raise refused(name, f"expected {POLICY[name]!r}, the clamp of the log-ratio here, got {found!r}")
+    corrects = read(given)
+    return Recipe(corrects if corrects.acts else None, Loss(PPO(low, high, dual), Mean(over="kept"), _kl(given)))
 
 
-def _kl(given: dict[str, Any]) -> KL | None:
-    coefficient = number("kl_loss_coef", given["kl_loss_coef"])
-    if not boolean("use_kl_loss", given["use_kl_loss"]) or coefficient == 0.0:
+def _kl(given: Given) -> KL | None:
+    coefficient = given["kl_loss_coef"]
+    if not given["use_kl_loss"] or coefficient == 0.0:
         return None
     kind = KL_KINDS[one_of("kl_loss_type", given["kl_loss_type"], KL_KINDS)]
     return KL(kind, coefficient, value_clamp=10.0 if kind == "k3" else None)

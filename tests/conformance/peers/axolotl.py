@@ -30,13 +30,14 @@ from conformance.rows import (
 )
 from conformance.sources import Source
 from rollout_corr.frameworks.axolotl import AXOLOTL
+from rollout_corr.frameworks.shared.settings import default_of
 
 DISTRIBUTION, PACKAGE, CHECKOUT, UNDER = None, "axolotl", "axolotl", "src"
 
 TRAINER = "axolotl/core/trainers/grpo/async_trainer.py"
 MODE = "vllm_importance_sampling_mode"
 OLD_CAP = "vllm_importance_sampling_cap"
-DEFAULTS = dict(AXOLOTL.known)
+DEFAULTS = {name: default_of(row) for name, row in AXOLOTL.table.items()}
 
 
 def tied(settings: dict[str, Any]) -> bool:

@@ -26,7 +26,8 @@ from conformance.rows import (
     recipe,
 )
 from conformance.sources import Source
-from rollout_corr.frameworks.cosmos_rl import KNOWN
+from rollout_corr.frameworks.cosmos_rl import TABLE
+from rollout_corr.frameworks.shared.settings import default_of
 
 DISTRIBUTION, PACKAGE, CHECKOUT = None, "cosmos_rl", "cosmos-rl"
 
@@ -49,6 +50,7 @@ def spoiled(given: Batch, settings: dict[str, Any]) -> bool:
 
 
 SPOILED = Declared("a running sum", "differences.md", "which such a token spoils", spoiled)
+DEFAULTS = {name: default_of(row) for name, row in TABLE.items()}
 CUT = Declared("the KL beyond 10", "differences.md", "the product is cut at 10", cut)
 
 
@@ -57,7 +59,7 @@ def rows(source: Source) -> Iterator[Row]:
     compute_loss = source.cut(LOSS, "compute_loss")
 
     def loss(given: Batch, variant: str = "grpo", use_decoupled_loss: bool = False, **config: Any) -> Tensor:
-        policy = SimpleNamespace(**KNOWN | {"balance_dp_token": False, "variant": variant, **config})
+        policy = SimpleNamespace(**DEFAULTS | {"balance_dp_token": False, "variant": variant, **config})
         lengths = given.mask.sum(1)
         rollout = given.rollout.double()
         value, _, _ = compute_loss(
