@@ -32,7 +32,7 @@ from .shared.recipe import (
     named_recipe,
     of_presets,
 )
-from .shared.settings import Given, NoEquivalent, given_in, maybe, refused, unchecked, word
+from .shared.settings import Given, NoEquivalent, given_in, maybe, only, refused, unchecked, word
 
 # --- presets ---
 
@@ -128,7 +128,7 @@ TABLE = {
     "use_on_policy_kl_approximation": False,
     "force_on_policy_ratio": False,
     "use_cispo": False,
-    "positive_example_nll_weight": 0.0,
+    "positive_example_nll_weight": only(0.0, "add this loss to the value of policy_loss"),
 }
 # Keys of the block `grpo`, which has many more.
 OF_GRPO = ("num_prompts_per_step", "num_generations_per_prompt", "max_num_steps", "max_num_epochs", "adv_estimator")
@@ -185,8 +185,6 @@ def write(spec: Spec) -> dict[str, Any]:
 def recipe(given: Given) -> Recipe:
     """Read the whole loss. With `force_on_policy_ratio`, `old_logp` is to be `new_logp.detach()`."""
     found, mean = read(given), _level_mean(given["token_level_loss"])
-    if given["positive_example_nll_weight"] != 0.0:
-        raise refused("positive_example_nll_weight", "add this loss to the value of policy_loss")
     over: MeanOver = "original" if given[ERRORS] is None else "kept"
     loss = Loss(_surrogate(given, mean == TOKENS), replace(mean, over=over), _read_kl(given))
     return Recipe(found if found.acts else None, loss)

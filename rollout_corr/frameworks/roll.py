@@ -32,7 +32,7 @@ from .shared.recipe import (
     named_recipe,
     penalty,
 )
-from .shared.settings import Block, Given, fields_of, given_in, maybe, refused, unchecked, word
+from .shared.settings import Block, Given, fields_of, given_in, maybe, only, refused, unchecked, word
 
 # --- presets ---
 
@@ -120,7 +120,8 @@ named_recipe("roll.topr", TOPR_WEIGHTS, DECOUPLED, SIGN, mean=SEQUENCES)
 # What a filter compares, and its statistic.
 KINDS: dict[str, Stat] = {"ratio": "ratio", "diff": "prob_diff"}
 # TrainInferISWeightConfig and TrainInferFilterConfig.
-WEIGHT = {"enabled": False, "weight_type": word("token", LEVELS_HERE), "upper_bound": maybe(1.2), "detach": True}
+WEIGHT = {"enabled": False, "weight_type": word("token", LEVELS_HERE), "upper_bound": maybe(1.2)}
+WEIGHT["detach"] = only(True, "expected true; weights have no gradient here")
 FILTER: dict[str, Any] = {
     "enabled": False,
     "agg_type": word("token", LEVELS_HERE),
@@ -131,8 +132,12 @@ FILTER: dict[str, Any] = {
     "diff_low": maybe(-0.2),
     "diff_high": maybe(0.2),
 }
-ACTOR: dict[str, Any] = {"pg_variant": word(None, ("ppo", *VARIANTS, "topr")), "cispo_use_unified_mask": False}
+ACTOR: dict[str, Any] = {
+    "pg_variant": word(None, ("ppo", *VARIANTS, "topr")),
+    "cispo_use_unified_mask": only(False, "expected false"),
+}
 ACTOR |= {name: row for part in VARIANTS.values() for name, row in part.settings.items()}
+WEIGHTS = "multiply the advantages by its weights of samples, and read the rest without it"
 # Of the pipeline.
 TABLE: dict[str, Any] = CLIP | {
     "pg_clip_low": maybe(0.2),
@@ -145,9 +150,8 @@ TABLE: dict[str, Any] = CLIP | {
     "loss_agg_mode": word("seq-mean-token-mean", (*AGGREGATIONS, "seq-mean-token-sum-norm")),
     "use_kl_loss": False,
     "kl_loss_coef": 0.0,
-    "rl_loss_coef": 1.0,
-    "difficulty_loss_weight": False,
-    "length_loss_weight": False,
+    "rl_loss_coef": only(1.0, "multiply the value of policy_loss by it, and read the rest with 1"),
+    **dict.fromkeys(("difficulty_loss_weight", "length_loss_weight"), only(False, WEIGHTS)),
 }
 # Keys of a pipeline that are none of the loss's.
 WHOLE = ("exp_name", "pretrain", "rollout_batch_size", "adv_estimator", "actor_infer", "reference", "max_steps", "seed")
@@ -194,11 +198,6 @@ def write(spec: Spec) -> dict[str, Any]:
 def recipe(given: Given) -> Recipe:
     """Read the whole loss but its entropy bonus, of the configuration of a pipeline."""
     spec, average = read(given), given["loss_agg_mode"]
-    if given["rl_loss_coef"] != 1.0:
-        raise refused("rl_loss_coef", "multiply the value of policy_loss by it, and read the rest with 1")
-    for name in ("difficulty_loss_weight", "length_loss_weight"):
-        if given[name]:
-            raise refused(name, "multiply the advantages by its weights of samples, and read the rest without it")
     if average not in AGGREGATIONS:
         raise refused("loss_agg_mode", f"{average!r} divides by the padded length, which is not known here")
     coefficient = given["kl_loss_coef"] if given["use_kl_loss"] else 0.0
@@ -217,8 +216,7 @@ def recipe(given: Given) -> Recipe:
 def _weight(given: Given) -> Weight | None:
     if not given["enabled"]:
         return None
-    if not given["detach"]:
-        raise refused("is_weight.detach", "expected true; weights have no gradient here")
+    _ = given["detach"]
     return _weight_of(given["weight_type"], given["upper_bound"])
 
 
@@ -244,8 +242,7 @@ def _surrogate(given: Given) -> Surrogate:
     if variant == "topr":
         why = "'topr' needs the sign of the reward; rc.recipe('roll.topr') takes the advantage's"
         raise refused("actor_train.pg_variant", why)
-    if actor["cispo_use_unified_mask"]:
-        raise refused("actor_train.cispo_use_unified_mask", "expected false")
+    actor.refuse_others()
     of_segments = given["ratio_type"] == "segment"
     if of_segments and variant in VARIANTS:
         raise refused("ratio_type", f"expected 'token' with actor_train.pg_variant {variant!r}, got 'segment'")

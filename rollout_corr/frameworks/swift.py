@@ -18,8 +18,8 @@ from ..specs.terms import KL, Mean
 from .shared.checking import Checks, without
 from .shared.preset import LEVELS, PRESETS, Preset, is_off_policy, off_policy, presets, registered
 from .shared.recipe import BOTH, DECOUPLED, GLOBAL, ROWS, SEQUENCES, TOKENS, WITH_REFERENCE, Recipe, add_recipe
-from .shared.settings import Given, NoEquivalent, given_in, maybe, refused, warn_once, word, words
-from .trl.config import mean_of, refuse_entropy, surrogate
+from .shared.settings import Given, NoEquivalent, given_in, maybe, only, refused, warn_once, word, words
+from .trl.config import WHOLE_DISTRIBUTION, mean_of, surrogate
 
 TOKEN_CLAMP = 20.0
 
@@ -91,8 +91,8 @@ TABLE = LOSS | {
     IS_THRESHOLD: 2.0,
     OPSM: None,
     "kl_in_reward": False,
-    "top_entropy_quantile": 1.0,
-    "sdar_loss_coef": 0.0,
+    "top_entropy_quantile": only(1.0, f"{WHOLE_DISTRIBUTION}; pass a mask of your own", NoEquivalent),
+    "sdar_loss_coef": only(0.0, "add this loss to the value of policy_loss"),
     "chord_sft_dataset": (),
 }
 # Keys that stand in whole arguments, with many that do not concern this package.
@@ -203,9 +203,8 @@ def recipe(given: Given) -> Recipe:
     if loss_type == "fipo":
         why = "'fipo' weighs tokens by their futures, so it is rc.recipe('swift.fipo') by name"
         raise refused("loss_type", why, NoEquivalent)
-    refuse_entropy(given)
-    if given["sdar_loss_coef"] != 0.0 or given["chord_sft_dataset"]:
-        raise ValueError("sdar_loss_coef, chord_sft_dataset: add these losses to the value of policy_loss")
+    if given["chord_sft_dataset"]:
+        raise refused("chord_sft_dataset", "add this loss to the value of policy_loss")
     corrects, beta = _correction(given), 0.04 if beta is None else beta
     beta = 0.0 if given["kl_in_reward"] else beta
     return _real(given, beta) if loss_type == "real" else _loss(corrects, given, beta)

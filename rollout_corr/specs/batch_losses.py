@@ -85,7 +85,7 @@ class ClipCov(PPO):
         if isinstance(self.seed, bool) or not isinstance(self.seed, int):
             raise wrong_type("ClipCov.seed", "an integer", self.seed)
         if not 0 <= self.seed < 2**63:
-            raise ValueError(f"ClipCov.seed: expected an integer from 0 up to 2^63 - 1, got {shown(self.seed)}")
+            raise wrong_value("ClipCov.seed", "an integer from 0 up to 2^63 - 1", self.seed)
 
     def see_batch(self, batch: SeenBatch) -> Decided:
         """Choose among the tokens whose covariance lies within the bounds, those that PPO clips left out."""

@@ -28,7 +28,7 @@ class Attempt:
 
     Attributes:
         note: The switch of the installation; None without one.
-        refused: The part that was refused at its import, since the installation.
+        refused: The part that was refused at its import, which ended the installation.
         imported: The parts that are imported.
         said: The first refusal.
     """
@@ -50,8 +50,8 @@ class Attempt:
             words = self.fake.misfits.get(needed)
             if needed in self.imported:
                 continue
-            if self.note is not None and words and self.refused in (None, needed):
-                expected, self.refused = [words], needed
+            if self.note is not None and words:
+                expected, self.refused, self.note = [words], needed, None
                 break
             self.imported.add(needed)
         self.attempt(lambda: self.fake.load(part), expected)
@@ -60,7 +60,7 @@ class Attempt:
         note = self.rng.choice(("ours", "other"))
         misfits = [words for part, words in self.fake.misfits.items() if part in self.imported]
         # An installation that is as it should be is not looked at again.
-        stands = self.note == note and self.refused is None
+        stands = self.note == note
         if not self.attempt(lambda: self.drop_in.install(self.fake.targets, note=note), [] if stands else misfits):
             self.note, self.refused = note, None
 
@@ -83,7 +83,7 @@ class Attempt:
 
     def check(self, after):
         state = self.drop_in.installed()
-        ours = self.note is not None and self.refused is None
+        ours = self.note is not None
         waiting = {f"{self.fake.name}.{part}" for part in PARTS if part not in self.imported}
         if state.in_place != (ours and bool(self.imported)) or (not ours and state.replaced):
             raise Wrong(f"after {after}: in_place is {state.in_place}, {state.replaced} are ours: {state.why}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,29 +15,10 @@ from rollout_corr.frameworks.shared import lookup, preset
 from rollout_corr.metrics import peers
 from rollout_corr.specs import choices, correction
 
-CONFIG = """
-from functools import partial
-
-from rollout_corr.frameworks.shared.preset import presets, truncated
-from rollout_corr.frameworks.shared.recipe import BOTH, Named, Recipe, clip, of_presets
-from rollout_corr.frameworks.shared.settings import given_in
-from rollout_corr.specs.loss import Loss
-
-TABLE = {"cap": 2.0, "eps": 0.2, "eps_high": None}
-CLIP = Named(clip, eps=0.2, eps_high=None)
-presets("toy", "toy 1.0")(tis=("w = min(exp(D), cap).", truncated, {"cap": 2.0}))
-of_presets("toy", CLIP, BOTH)
-settings = partial(given_in, rows=TABLE)
-
-def read(given):
-    return truncated(given["cap"])
-
-def recipe(given):
-    return Recipe(read(given), Loss(CLIP.of(given)))
-
-def write(spec):
-    return {"cap": spec.weight and spec.weight.high}
-"""
+PAGE = Path(__file__).parents[2] / "CONTRIBUTING.md"
+# The framework that the page shows.
+CONFIG = PAGE.read_text(encoding="utf-8").partition('```python\n"""toy: ')[2].partition("```")[0]
+CONFIG = f'"""toy: {CONFIG}'
 METRICS = """
 from rollout_corr.metrics.peers import Columns
 
@@ -100,7 +82,11 @@ def test_a_folder_is_a_framework():
     assert "toy.tis" in rc.spec_names() and "toy.tis" in rc.recipe_names()
     made = rc.recipe("toy.tis", eps=0.1, cap=3.0)
     assert made.loss.surrogate == rc.PPO(0.1, 0.1) and made.spec == spec
-    assert rc.recipe("toy", {"cap": 3.0, "eps": 0.1}) == made and spec.to_config("toy") == {"cap": 3.0}
+    assert rc.recipe("toy", {"algorithm": {"cap": 3.0, "eps": 0.1}}) == made and spec.to_config("toy") == {"cap": 3.0}
+    assert rc.spec("toy", {"correction": "off"}) == rc.Spec() and rc.Spec().to_config("toy") == {"correction": "off"}
+    with pytest.raises(ValueError, match=r"entropy_coef: add the bonus to the value of policy_loss"):
+        rc.recipe("toy", {"entropy_coef": 0.1})
+    assert [problem.key for problem in rc.check_config("toy", {"cap": -1.0})] == ["cap"]
     with pytest.raises(TypeError, match=r"^spec\('toy'\): cap: expected a number, got the string '3'$") as caught:
         rc.spec("toy", {"cap": "3"})
     assert caught.value.key == "cap"

@@ -417,7 +417,7 @@ RECIPE_REFUSED = {
 {tis_clp: 2.0} | unknown key 'tis_clp' (did you mean 'tis_clip'?)
 {use_tis: true, custom_tis_function_path: a.b} | custom_tis_function_path: expected one that
 {custom_pg_loss_reducer_function_path: a.b} | a function of its own cannot be read
-{loss_type: sft_loss} | loss_type: expected one of ['policy_loss']
+{loss_type: sft_loss} | loss_type: expected 'policy_loss'
 {use_tis: true, use_rollout_logprobs: true} | use_rollout_logprobs: the ratio is then the correction itself
 {use_kl_loss: true, kl_loss_type: k4} | kl_loss_type: expected one of
 {use_tis: true, use_rs: true, tis_level: word} | tis_level: expected one of
@@ -432,7 +432,8 @@ RECIPE_REFUSED = {
 {rollout_importance_sampling_mode: token_mask, off_policy_sequence_mask_delta: 0.1, loss_type: bnpo} | with bnpo and
 {rollout_importance_sampling_mode: geo} | rollout_importance_sampling_mode: expected null or one of
 {loss_type: sapo, importance_sampling_level: sequence} | expected 'token' with loss_type 'sapo'
-{sdar_loss_coef: 0.1} | sdar_loss_coef, chord_sft_dataset: add these losses
+{sdar_loss_coef: 0.1} | sdar_loss_coef: add this loss
+{chord_sft_dataset: [x]} | chord_sft_dataset: add this loss
 """,
     "trl": """
 {learning_rat: 1.0} | unknown key 'learning_rat'

@@ -26,11 +26,11 @@ from .imports import (
     forget,
     lacks,
     look_up,
+    once_imported,
     origin_of,
     places_of,
     present,
     state_of,
-    whenever_imported,
 )
 from .settings import boolean, nearest
 from .watching import SILENCE, Dumps, Speaker
@@ -205,7 +205,6 @@ class DropIn:
         self._lock = threading.RLock()
         self._switches: dict[str, object] | None = None
         self._swaps: list[Swap] = []
-        self._misfit: tuple[str, str] | None = None
         self._last_refusal: str | None = None
         self._said: set[tuple[object, ...]] = set()
         # What was said of batches since the last `install`, and what holds for the last batch.
@@ -239,7 +238,7 @@ class DropIn:
             ImportError: The framework is not installed.
             RuntimeError: A module is missing or half imported, a function is missing, takes other arguments than ours,
                 or was replaced by other code since the last call. Then this call has replaced nothing. An import raises
-                it too, if the module is imported later.
+                it too, if the module is imported later; then everything is uninstalled.
             TypeError: A switch has a value of the wrong type.
             ValueError: A switch has an unknown value.
         """
@@ -254,7 +253,7 @@ class DropIn:
                 f"environment ({sys.prefix}), found none"
             )
         with self._lock:
-            if (targets, switches) != (self.targets, self._switches) or self._misfit or self._lost():
+            if (targets, switches) != (self.targets, self._switches) or self._lost():
                 self._install(targets, switches)
             self._watch(Speaker(self._called, SILENCE) if warnings else None, dumps)
             return self.installed()
@@ -266,21 +265,18 @@ class DropIn:
         self._told, self._last, self._compared = set(), None, False
 
     def _install(self, targets: tuple[Target, ...], switches: dict[str, object]) -> None:
-        # An import that begins from here on is seen by `_imported`, which waits for the lock.
-        for name in _modules(targets):
-            whenever_imported(name, self._imported)
         try:
             self._require(targets)
             swaps = self._swaps_of(targets, switches)
-            self._clear()
-            self._put(swaps)
-            self.targets, self._switches = targets, switches
         except RuntimeError as error:
             self._last_refusal = str(error)
             raise
-        finally:
-            if self._switches is None:
-                forget(self._imported)
+        self.uninstall()
+        self.targets, self._switches = targets, switches
+        self._put(swaps)
+        for name in _modules(targets):
+            if state_of(name) != "whole":
+                once_imported(name, self._imported)
         self._warn_unless_checked()
         LOGGER.info("rollout-corr: %s", self.installed().why)
 
@@ -305,12 +301,13 @@ class DropIn:
         """Restore the framework's own functions; one of ours that other code keeps calls these from then on."""
         with self._lock:
             forget(self._imported)
-            self._clear()
-
-    def _clear(self) -> None:
-        self._restore()
-        self.targets, self._switches, self._misfit, self._last_refusal = (), None, None, None
-        self._watch(Speaker(self._called), None)
+            for swap in reversed(self._swaps):
+                swap.restore()
+            originals = {id(swap.ours): swap.original for swap in self._swaps}
+            for place, held in places_of(originals, self.framework):
+                place.put(originals[id(held)])
+            self.targets, self._switches, self._swaps, self._last_refusal = (), None, [], None
+            self._watch(Speaker(self._called), None)
 
     # --- what is checked ---
 
@@ -324,8 +321,8 @@ class DropIn:
             state = state_of(name)
             if state == "partial":
                 raise self._refusal(
-                    f"{name} is not imported to its end: by the code that calls install(), another thread or a lazy "
-                    "loader; call install() before that import begins, or after it"
+                    f"{name} is being imported; call rollout_corr.frameworks.{self.framework}.install() before that "
+                    "import begins, or after it"
                 )
             missing = lacks(name) if state == "absent" else None
             if missing is not None:
@@ -364,45 +361,27 @@ class DropIn:
     # --- what is replaced ---
 
     def _imported(self, name: str) -> None:
-        """Replace the functions of a module that has just been executed, or restore everything and raise."""
+        """Replace the functions of a module that has just been executed, or uninstall everything and raise."""
         with self._lock:
-            if self._switches is None or (self._misfit is not None and self._misfit[0] != name):
+            if self._switches is None:
                 return
             try:
-                ready = [t for t in self.targets if t.module == name or state_of(t.module) == "whole"]
-                # The module's own functions first: a refusal names them if they are the cause.
-                ready.sort(key=lambda target: target.module != name)
-                self._put(self._swaps_of([t for t in ready if not self._holds(t)], self._switches))
-                self._misfit = None
+                self._put(self._swaps_of([t for t in self.targets if t.module == name], self._switches))
             except RuntimeError as error:
-                self._restore()
-                self._misfit = name, str(error)
+                self.uninstall()
+                self._last_refusal = str(error)
                 LOGGER.warning("rollout-corr: %s", self.installed().why)
                 raise
             self._warn_unless_checked()
 
     def _put(self, swaps: list[Swap]) -> None:
         """Put replacements where the functions are defined and wherever they have been imported by name."""
+        self._swaps += swaps
         for swap in swaps:
-            self._swaps.append(swap)
-            try:
-                swap.put()
-            except Exception as error:  # the framework's class refuses an assignment with whatever it likes
-                self._restore()
-                why = f"could not be replaced ({type(error).__name__}: {error})"
-                raise self._refusal(f"{swap.place.name} of {self._called()} {why}") from error
+            swap.put()
         ours = {id(swap.original): swap.ours for swap in reversed(swaps)}
         for place, held in places_of(ours, self.framework):
             place.put(ours[id(held)])
-
-    def _restore(self) -> None:
-        """Restore every place."""
-        for swap in reversed(self._swaps):
-            swap.restore()
-        originals = {id(swap.ours): swap.original for swap in self._swaps}
-        for place, held in places_of(originals, self.framework):
-            place.put(originals[id(held)])
-        self._swaps = []
 
     def _holds(self, target: Target) -> bool:
         held = look_up(sys.modules.get(target.module), target.name)[1]
@@ -410,8 +389,6 @@ class DropIn:
 
     def _lost(self) -> list[str]:
         """The functions that are not ours, of modules that have been imported."""
-        if self._misfit is not None:
-            return []
         return [t.path for t in self.targets if state_of(t.module) == "whole" and not self._holds(t)]
 
     # --- what is reported ---
@@ -448,8 +425,6 @@ class DropIn:
         if self._switches is None:
             words = "install() was not called" if self._last_refusal is None else f"install(): {self._last_refusal}"
             return f"no function of {called} is replaced: {words}"
-        if self._misfit is not None:
-            return f"no function of {called} is replaced: {self._misfit[1]}"
         if lost:
             return f"not all functions of {called} are replaced: other code has replaced or reloaded {lost}"
         if not replaced:

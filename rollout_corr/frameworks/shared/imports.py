@@ -1,4 +1,4 @@
-"""A framework's modules: which version lies where, what holds a function, and acting on an import or a reload.
+"""A framework's modules: which version lies where, what holds a function, and acting on an import.
 
 Nothing is imported here. A worker of Ray runs its setup hook before it knows its GPUs; a framework that is imported
 there asks the driver for devices too early, and then sees all of them. A checkout on the path hides an installed
@@ -26,19 +26,18 @@ State = Literal["absent", "partial", "whole"]
 _waiting: list[tuple[str, Act]] = []
 
 
-def whenever_imported(name: str, act: Act) -> None:
-    """Call `act(name)` after every execution of the module called `name`, before other code can import from it.
+def once_imported(name: str, act: Act) -> None:
+    """Call `act(name)` after the module called `name` is executed, before other code can import from it.
 
-    An exception of `act` is one of the import: the module is not imported, and the next import tries again.
+    An exception of `act` is one of the import.
     """
-    if (name, act) not in _waiting:
-        _waiting.append((name, act))
+    _waiting.append((name, act))
     if _finder not in sys.meta_path:
         sys.meta_path.insert(0, _finder)
 
 
 def forget(act: Act) -> None:
-    """Cancel all that `whenever_imported` was told of an action."""
+    """Cancel all that `once_imported` was told of an action."""
     _waiting[:] = [(name, waiting) for name, waiting in _waiting if waiting != act]
     if not _waiting and _finder in sys.meta_path:
         sys.meta_path.remove(_finder)
@@ -106,9 +105,12 @@ class _Loader(Loader):
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader
         self._loader.exec_module(module)
-        for waiting, act in list(_waiting):
-            if waiting == name:
-                act(name)
+        for waiting in [waiting for waiting in _waiting if waiting[0] == name]:
+            if waiting in _waiting:
+                _waiting.remove(waiting)
+            waiting[1](name)
+        if not _waiting and _finder in sys.meta_path:
+            sys.meta_path.remove(_finder)
 
 
 _finder = _Finder()

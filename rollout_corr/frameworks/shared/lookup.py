@@ -232,6 +232,8 @@ def _read(call: str, framework: str, config: tuple[object, ...], options: dict[s
     try:
         settings = module.settings(given)
         try:
+            if call == "recipe":
+                settings.refuse_others()
             return getattr(module, READERS[call])(settings, **options)
         except (TypeError, ValueError) as error:
             raise settings.blamed(error) from error

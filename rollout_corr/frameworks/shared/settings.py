@@ -54,6 +54,7 @@ class Setting(NamedTuple):
 
     default: Any
     kind: Kind
+    alone: bool = False  # no recipe has another value
 
 
 class Block(NamedTuple):
@@ -116,6 +117,19 @@ def word(default: str | None, options: Iterable[str]) -> Setting:
         return None if value is None and default is None else one_of(name, value, known, or_null=default is None)
 
     return Setting(default, kind)
+
+
+def only(default: Any, why: str, error: Callable[[str], Exception] = ValueError) -> Setting:
+    """A setting of which no recipe has another value, and the reason."""
+    plain = row_of(default)
+
+    def kind(name: str, value: object) -> Any:
+        checked = value if default is None or isinstance(plain, Block) else plain.kind(name, value)
+        if checked != default:
+            raise refused(name, why, error)
+        return default
+
+    return Setting(default, kind, alone=True)
 
 
 def unchecked(default: object) -> Setting:
@@ -188,6 +202,13 @@ class Given(Mapping[str, Any]):
     def without_null(self) -> Given:
         """The same settings, those that are null as if they were left out."""
         return Given(self.rows, {name: x for name, x in self.given.items() if x is not None}, self.within, self._read)
+
+    def refuse_others(self) -> None:
+        """Refuse settings with a value that no recipe has."""
+        for name in self.given:
+            row = self.rows[name]
+            if isinstance(row, Setting) and row.alone:
+                _ = self[name]
 
     def blamed(self, error: Exception) -> Exception:
         """Name the settings whose value an error is about, if it names an argument of a Spec or a Loss instead."""

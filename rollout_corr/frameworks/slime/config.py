@@ -33,7 +33,7 @@ from ..shared.recipe import (
     of_presets,
     penalty,
 )
-from ..shared.settings import Given, NoEquivalent, cached_spec, given_in, maybe, refused, unchecked, word, words
+from ..shared.settings import Given, NoEquivalent, cached_spec, given_in, maybe, only, refused, unchecked, word, words
 
 # --- presets ---
 
@@ -109,13 +109,13 @@ KLS: dict[str, tuple[KLKind, float | None]] = {
     "low_var_kl": ("k3", 10.0),
 }
 FLAGS: dict[str, Any] = CLIP | {
-    "loss_type": word("policy_loss", ["policy_loss"]),
+    "loss_type": only("policy_loss", "expected 'policy_loss'"),
     "advantage_estimator": "grpo",
     "use_tis": False,
     "tis_clip": maybe(2.0),
     "tis_clip_low": maybe(0.0),
     "custom_tis_function_path": unchecked(None),
-    "custom_pg_loss_reducer_function_path": unchecked(None),
+    "custom_pg_loss_reducer_function_path": only(None, "a function of its own cannot be read"),
     "get_mismatch_metrics": False,
     "use_opsm": False,
     "opsm_delta": 1e-4,
@@ -255,9 +255,7 @@ def recipe(given: Given) -> Recipe:
 
 def loss_of(given: Given, estimators: Iterable[str]) -> Recipe:
     """Read the whole loss of a framework that has these estimators of advantages."""
-    spec, _ = read(given), given["loss_type"]
-    if given["custom_pg_loss_reducer_function_path"] is not None:
-        raise refused("custom_pg_loss_reducer_function_path", "a function of its own cannot be read")
+    spec = read(given)
     estimator = validate.one_of("advantage_estimator", given["advantage_estimator"], estimators)
     kl = _kl(given)
     if kl is not None and given["use_opsm"] and spec.rejected == "mask" and len(spec.criteria) > 1:

@@ -33,7 +33,7 @@ from ..shared.recipe import (
     named_recipe,
     penalty,
 )
-from ..shared.settings import Given, NoEquivalent, given_in, maybe, refused, unchecked, warn_old, word, words
+from ..shared.settings import Given, NoEquivalent, given_in, maybe, only, refused, unchecked, warn_old, word, words
 
 # --- presets ---
 
@@ -120,6 +120,8 @@ LOSS: dict[str, Any] = {
     "vespo_k_neg": 3.0,
     "vespo_lambda_neg": 2.0,
 }
+WHOLE_DISTRIBUTION = "needs the whole distribution"
+BONUS = f"{WHOLE_DISTRIBUTION}; add the bonus to the value of policy_loss"
 TABLE = LOSS | {
     "loss_type": word("dapo", MEANS),
     # False in TRL, where nothing is corrected then: whoever reads a few settings of the correction means it.
@@ -127,9 +129,8 @@ TABLE = LOSS | {
     CLIP_MAX: maybe(3.0),
     CLIP_MIN: None,
     CAP: None,
-    "top_entropy_quantile": 1.0,
-    "entropy_coef": 0.0,
-    "use_adaptive_entropy": False,
+    "top_entropy_quantile": only(1.0, f"{WHOLE_DISTRIBUTION}; pass a mask of your own", NoEquivalent),
+    **{name: only(off, BONUS, NoEquivalent) for name, off in (("entropy_coef", 0.0), ("use_adaptive_entropy", False))},
 }
 # Keys that stand in a whole GRPOConfig, with many that do not concern this package.
 WHOLE = words(
@@ -173,12 +174,6 @@ def masked(spec: Spec | None, threshold: float) -> Spec:
     """Add the off-policy mask to a correction. A masked sequence keeps its KL and is counted by the mean."""
     found = Spec(nonfinite="neutral") if spec is None else spec
     return replace(found, criteria=(*found.criteria, off_policy(threshold)), rejected="zero")
-
-
-def refuse_entropy(given: Given) -> None:
-    """Refuse a loss of the tokens with the largest entropy."""
-    if given["top_entropy_quantile"] < 1.0:
-        raise refused("top_entropy_quantile", "needs the whole distribution; pass a mask of your own", NoEquivalent)
 
 
 # --- the trainers ---
@@ -244,19 +239,12 @@ class Trainer:
             given = given.but(**{CLIP_MAX: cap})
         return given
 
-    def recipe(self, given: Given) -> Recipe:
-        """Read the whole loss."""
-        refuse_entropy(given)
-        if "entropy_coef" in given and (given["entropy_coef"] != 0.0 or given["use_adaptive_entropy"]):
-            why = "needs the whole distribution; add the bonus to the value of policy_loss"
-            raise refused("entropy_coef", why, NoEquivalent)
-        return self._read(given)
-
     def read(self, given: Given) -> Spec:
         """Read the correction: `vllm_importance_sampling_*` and `off_policy_mask_threshold`."""
-        return self._read(given).spec or Spec()
+        return self.recipe(given).spec or Spec()
 
-    def _read(self, given: Given) -> Recipe:
+    def recipe(self, given: Given) -> Recipe:
+        """Read the whole loss."""
         bounds = {argument: given[setting] for setting, (argument, _) in self.bounds.items()}
         return self._loss(given["loss_type"], given, bounds)
 

@@ -22,7 +22,7 @@ from ...specs.loss import Loss
 from ...specs.surrogate import Surrogate
 from ...specs.surrogates import DPPO, DRO, GMPO, GPG, GSPO, PPO, SAPO, ClipCov, KLCov, Score
 from ...specs.terms import KL, Mean
-from ...specs.validate import one_of
+from ...specs.validate import one_of, positive
 from ..shared.preset import RENAMED, Preset, Row, presets, registered
 from ..shared.recipe import (
     BOTH,
@@ -180,7 +180,9 @@ def _clip_cov(low: float, high: float, share: float, lower: float, upper: float)
 
 
 def _dro(beta: float | None) -> DRO:
-    return DRO(needed("dro_beta", "loss_mode 'dro'", beta))
+    if beta is None:
+        raise refused("dro_beta", "expected a number > 0, which loss_mode 'dro' needs, got None")
+    return DRO(positive("dro_beta", beta))
 
 
 # The loss of a token by `loss_mode`, from these settings.

@@ -7,8 +7,6 @@ not repeat, `kl_cov` goes with it, `geo_mean` averages over all rows whatever it
 
 from __future__ import annotations
 
-import dis
-import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -23,6 +21,7 @@ from ...specs.surrogate import Surrogate
 from ...specs.surrogates import GPG, SAPO
 from ...specs.terms import Mean
 from ..shared.dropin import Target
+from ..shared.imports import origin_of
 from .config import SURROGATES
 
 MODULE = "verl.trainer.ppo.core_algos"
@@ -101,7 +100,7 @@ def _function(name: str, kind: Kind) -> Callable[..., ValueAndMetrics]:
         """The loss of a micro-batch, and verl's metrics as floats.
 
         All tensors are [B, T]; the gradient goes to `log_prob`. SAPO takes the mean over sequences whatever
-        `loss_agg_mode` says, as in verl; of GSPO see `gspo_of`. verl's ActorConfig is read, never changed.
+        `loss_agg_mode` says, as in verl; of GSPO see `gspo`. verl's ActorConfig is read, never changed.
         """
         mode = kind.mode if kind.forced else loss_agg_mode
         given = (old_log_prob, log_prob, advantages, response_mask, rollout_is_weights)
@@ -135,28 +134,23 @@ def compute_policy_loss_reinforce(
 FUNCTIONS = {name: _function(name, kind) for name, kind in KINDS.items()} | {"reinforce": compute_policy_loss_reinforce}
 
 
-def reads(function: object, parameter: str) -> bool:
-    """Return whether a function of Python reads a parameter of its own, by its bytecode; no other is accepted."""
-    code = getattr(inspect.unwrap(function), "__code__", None) if callable(function) else None
-    if code is None:
-        raise RuntimeError(f"{function!r} has no code that shows whether it obeys {parameter}")
-    # "LOAD_FAST" and its kin; from Python 3.13 on one instruction may load two variables. A closure loads its cell.
-    steps = (s for s in dis.get_instructions(code) if "LOAD" in s.opname)
-    loaded = [s.argval for s in steps if any(kind in s.opname for kind in ("FAST", "DEREF", "CLOSURE"))]
-    return any(parameter == names or (isinstance(names, tuple) and parameter in names) for names in loaded)
+# Versions whose GSPO averages by `loss_agg_mode`. Up to 0.9.0, and again on the main branch, it takes the mean over
+# sequences whatever that says.
+AVERAGING = ("0.9.1",)
 
 
-def gspo_of(theirs: Callable[..., Any], **switches: Any) -> Callable[..., ValueAndMetrics]:
-    """Make GSPO as the verl that is there has it, by verl's function; no switch of `install` applies here.
+def gspo(averages: bool) -> Callable[..., ValueAndMetrics]:
+    """Make GSPO, which averages by `loss_agg_mode` or takes the mean over sequences whatever that says."""
+    return _function("gspo", KINDS["gspo"]._replace(forced=not averages))
 
-    verl 0.9.1 averages by `loss_agg_mode`. Up to 0.9.0, and on its main branch, GSPO takes the mean over sequences
-    whatever that says, and does not read it.
-    """
-    return _function("gspo", KINDS["gspo"]._replace(forced=not reads(theirs, "loss_agg_mode")))
+
+def _gspo_there(theirs: Callable[..., Any], **switches: Any) -> Callable[..., ValueAndMetrics]:
+    """Make GSPO as the verl that is there has it; no switch of `install` applies here."""
+    return gspo(origin_of("verl").version in AVERAGING)
 
 
 TARGETS = tuple(
-    Target(MODULE, function.__name__, gspo_of, takes_original=True)
+    Target(MODULE, function.__name__, _gspo_there, takes_original=True)
     if name == "gspo"
     else Target(MODULE, function.__name__, function)
     for name, function in FUNCTIONS.items()

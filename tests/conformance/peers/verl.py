@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import math
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ from torch import Tensor
 import rollout_corr as rc
 from conformance import verl_07, verl_cov, verl_replay
 from conformance.batches import KINDS, Batch
+from conformance.parsed import find, parsed
 from conformance.rows import (
     BF16,
     CLAMP,
@@ -37,7 +39,7 @@ from conformance.rows import (
     report,
     spec_of,
 )
-from conformance.sources import Source, absent
+from conformance.sources import Source
 from conformance.verl_parts import Proto, Settings, Stranger, actor, or_raises, weights_of, whole_loss
 from conformance.verl_settings import MODES, OF_LOSS, clips_and_c, correction, micro_batch, of_preset
 from rollout_corr.frameworks.shared.lookup import every_preset
@@ -321,8 +323,9 @@ def of_losses(source: Source) -> Iterator[Row]:
         value, metrics = function(own.old, own.new, own.token_advantages, own.mask, mode, config, weights)
         return {**loss_and_gradient(value, own), **metrics}
 
-    averages = source.fact("gspo reads loss_agg_mode", lambda: losses.reads(theirs["gspo"], "loss_agg_mode"))
-    functions = losses.FUNCTIONS | {"gspo": losses.gspo_of(averaging if averages else absent)}
+    averages = source.fact("gspo reads loss_agg_mode", lambda: reads(source, "gspo", "loss_agg_mode"))
+    assert source.version not in losses.AVERAGING or averages
+    functions = losses.FUNCTIONS | {"gspo": losses.gspo(averages)}
 
     for name, settings in OF_LOSS.items():
         place = f"{LOSSES}: compute_policy_loss_{name}"
@@ -366,9 +369,12 @@ def of_losses(source: Source) -> Iterator[Row]:
     )
 
 
-def averaging(loss_agg_mode: str) -> str:
-    """Stand for a GSPO that averages as it is told."""
-    return loss_agg_mode
+def reads(source: Source, name: str, parameter: str) -> bool:
+    """Tell whether the code of one of verl's losses reads its parameter."""
+    function = find(parsed(source.root / LOSSES).tree, f"compute_policy_loss_{name}")
+    assert function is not None
+    names = (node for node in ast.walk(function) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load))
+    return any(node.id == parameter for node in names)
 
 
 def whole_configuration(rng: Random, gspo_averages: bool) -> dict[str, Any]:
