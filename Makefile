@@ -21,6 +21,8 @@
 #   make test-wheel   build the wheel and test it from outside the checkout
 #   make files        the files of `rollout-corr eject` against the package, 200 random batches each: half an hour
 #   make attack       try to make it lie, hang or crash: half an hour, by area and seed (tests/attack)
+#   make faults       plant one fault after the other in a copy, and tell which no test notices: half an hour;
+#                     ARGS="kernels/gather.py --jobs 2" takes the rows of tests/faults/table.py that contain a text
 #   make ptx          the kernels as compiled code, every variant, without a GPU; CONSTRAINTS says for which Triton
 #   make kernels      compile some of the kernels for five GPUs, without one, and report registers and spills
 #   make lint         ruff, ruff format, mypy
@@ -69,7 +71,7 @@ TRACKERS = mlflow-skinny tensorboard trackio wandb
 
 # Two installations into one environment at a time would break it.
 .NOTPARALLEL:
-.PHONY: demo example quick test test-all test-gpu coverage test-peers conformance engine engine-trl example-engine test-browser test-wheel files attack ptx kernels lint format docs bench bench-costs bench-compare bench-tiny gpu-report release hub clean
+.PHONY: demo example quick test test-all test-gpu coverage test-peers conformance engine engine-trl example-engine test-browser test-wheel files attack faults ptx kernels lint format docs bench bench-costs bench-compare bench-tiny gpu-report release hub clean
 
 demo: $(VENV)/installed-check
 	$(VENV)/bin/python -m rollout_corr demo $(ARGS)
@@ -120,6 +122,9 @@ files: $(VENV)/installed-test
 
 attack: $(VENV)/installed-test
 	PYTHONPATH=tests $(VENV)/bin/python -m attack $(ARGS)
+
+faults: $(VENV)/installed-test
+	PYTHONPATH=tests OMP_NUM_THREADS=1 $(VENV)/bin/python -m faults $(ARGS)
 
 ptx: $(VENV)/installed-test
 	$(VENV)/bin/pytest tests/ptx/test_compiled.py -m "" -k "test_every_variant and not orders" $(ARGS)

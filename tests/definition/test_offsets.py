@@ -8,7 +8,7 @@ from itertools import accumulate
 import pytest
 import torch
 
-from rollout_corr.definition.offsets import OffsetsError, checked_lengths, checked_offsets, offsets_of
+from rollout_corr.definition.offsets import LISTED, OffsetsError, checked_lengths, checked_offsets, offsets_of
 
 BIG = 2**62
 WRAPS = [0, BIG, -(2**63), -BIG, 0]
@@ -43,6 +43,7 @@ def test_wrong_offsets_are_named(case: str) -> None:
     [
         ([BIG] * 4, 0, f"expected lengths within [0, 8] tokens, got lengths[0]={BIG}"),
         ([4, -1], 1, "expected lengths within [0, 8] tokens, got lengths[1]=-1"),
+        ([3, 9], 1, "expected lengths within [0, 8] tokens, got lengths[1]=9"),
         ([4, 3, 2], 2, "expected lengths of together at most 8 tokens, got 9 up to lengths[2]=2"),
         ([[8]], None, "expected shape [sequences], got [1, 1]"),
     ],
@@ -68,6 +69,16 @@ def test_every_dtype_is_given_as_int64(dtype: torch.dtype) -> None:
     assert offsets.dtype == lengths.dtype == torch.int64
     assert offsets.tolist() == [0, 3, 3, 8] and lengths.tolist() == [3, 0, 5]
     assert offsets_of(torch.tensor([3, 0, 5]).to(dtype), 8).tolist() == [0, 3, 3, 8]
+
+
+def test_more_offsets_than_are_listed() -> None:
+    """Of many offsets, which are compared as tensors: empty sequences are none that fall."""
+    offsets = torch.arange(2 * LISTED) // 2
+    assert checked_offsets(offsets, LISTED).equal(offsets)
+    offsets[LISTED] = 0
+    with pytest.raises(OffsetsError, match="do not decrease") as caught:
+        checked_offsets(offsets, LISTED)
+    assert caught.value.index == LISTED - 1
 
 
 def test_unsigned_values_above_int64() -> None:

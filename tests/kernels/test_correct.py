@@ -19,6 +19,7 @@ from aot.variants import VARIANTS
 from builders.batches import LAYOUTS, lay_out, moved, random_sequences, rounded
 from builders.cases import one_in
 from builders.kernel_cases import (
+    FEW,
     INTERPRETED,
     MIDDLE,
     NARROW,
@@ -114,7 +115,7 @@ def test_edges_of_real_tiles(shape, edges, device):
 @pytest.mark.parametrize("lengths", [tuple(range(1, 9)), (0, 0, 1, 0, 0, 16, 0, 1, 1, 1, 0), (50,)])
 def test_starts(lengths, device):
     """At every place of a tile; behind empty ones; over many tiles."""
-    fit_and_check(random_sequences(len(lengths), (3, 2, *lengths)), SEQUENCES, "packed", device)
+    fit_and_check(random_sequences(len(lengths), (3, 2, *lengths)), SEQUENCES, "packed", device, WIDE)
 
 
 def test_many_sequences(device):
@@ -182,7 +183,7 @@ def test_sizes_of_zero(shape, device):
 def test_everything_rejected(spec, device):
     """No weight and no mask is left, and every metric is finite."""
     criteria = (tokens("abs", upper=1e-30), over("abs", "mean", upper=1e-30, label="all"))
-    with shaped(WIDE):
+    with shaped(FEW):
         out, _ = check(batch(2, invalid=0.0), replace(spec, criteria=criteria, rejected="both"), "packed_gaps", device)
     assert not out.mask.any() and not out.weights.any()
     assert all(math.isfinite(value) for value in out.metrics().values())
@@ -239,7 +240,7 @@ def test_mask_of_none(layout, device):
     late = rc.Spec(W.token(), (over("abs", "mean", upper=0.3, drop="token"),), "both")
     for spec in (rc.Spec(), rc.Spec(W.geometric(), (tokens("abs", upper=0.3),), "both"), late):
         reference = laid.correct(spec)
-        with shaped(WIDE), watched():
+        with shaped(FEW), watched():
             out = between_fences(laid, device).correct(spec, backend="triton")
         assert_like_reference(out, reference)
 
@@ -282,7 +283,7 @@ def test_dtypes_of_advantages_and_of_external_values(dtype, per, device):
         laid.advantages = laid.advantages[: len(sequences)]
         laid.advantages = laid.advantages[:, None] if per == "column" else laid.advantages
     reference = laid.correct(spec)
-    with shaped(WIDE), watched():
+    with shaped(FEW), watched():
         out = between_fences(laid, device).correct(spec, backend="triton")
     assert_like_reference(out, reference)
 
@@ -301,7 +302,7 @@ def test_ages_of_tokens_and_of_sequences(layout, device):
     for versions, current in ((of_tokens, far + 7), (of_sequences.to(torch.int16), 7), (of_sequences + far, far + 7)):
         reference = laid.correct(spec, versions=versions, current_version=current)
         assert 0 < reference.keep.sum() < len(reference.keep)
-        with shaped(WIDE), watched():
+        with shaped(FEW), watched():
             more = {"versions": moved(versions, device), "current_version": current}
             out = between_fences(laid, device).correct(spec, backend="triton", **more)
         assert_like_reference(out, reference)

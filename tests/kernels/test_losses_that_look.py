@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import rollout_corr as rc
-from builders.kernel_cases import NARROW, WIDE, shaped
+from builders.kernel_cases import FEW, shaped
 from builders.loss_cases import OF_BATCH, LaidLoss, only, random_batch
 from builders.loss_kernel_cases import assert_as_plain_torch, fenced_loss
 from builders.rounding import is_near, near
@@ -42,7 +42,7 @@ def test_value_and_gradient(name, layout, device):
     laid, options, batch = drawn(name, 11, layout, torch.float64)
     losses = {(s, t): pair for s, row in enumerate(oracle.look(options["surrogate"], batch)) for t, pair in row.items()}
     n = sum(m != 0 for q in batch for m in q.mask)
-    with shaped(NARROW):
+    with shaped(FEW):
         out, (rows, elsewhere) = fenced_loss(laid, device, **options)
     coef = options["surrogate"].coef
     wanted = sum(coef * batch[s].weights[t] * value for (s, t), (value, _) in losses.items()) / n
@@ -71,7 +71,7 @@ def test_beside_plain_torch(name, dtype, device):
     layout = "packed" if dtype == torch.float32 else "padded_right"
     laid, options, _ = drawn(name, 48, layout, dtype, broken=True)
     options |= beside | {"ref_logp": laid.arguments["old_logp"]}
-    with shaped(WIDE):
+    with shaped(FEW):
         assert_as_plain_torch(laid, device, 1e-6, EXACT, name, **options)
 
 

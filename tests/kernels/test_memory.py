@@ -17,6 +17,7 @@ import triton.language as tl
 import rollout_corr as rc
 from builders.batches import Laid, lay_out, moved
 from builders.kernel_cases import (
+    FEW,
     INTERPRETED,
     NARROW,
     SEQUENCES,
@@ -57,7 +58,7 @@ def test_padded_strides(device):
     sequences = batch(4)
     spec = fitted(TOKENS, sequences)
     laid = lay_out(sequences, "padded_holes", torch.float32)
-    with shaped(WIDE):
+    with shaped(FEW):
         wanted = laid.to(device).correct(spec, backend="triton")
         assert_like_reference(wanted, laid.correct(spec))
         for i in range(2):
@@ -98,7 +99,7 @@ def test_packed_strides(device):
     spec = fitted(SEQUENCES, sequences)
     laid = lay_out(sequences, "packed_gaps", torch.float32)
     given = {name: getattr(laid, name) for name in ("train", "rollout", "mask")}
-    with shaped(WIDE):
+    with shaped(FEW):
         wanted = laid.to(device).correct(spec, backend="triton")
         for change in (
             lambda x: x.repeat_interleave(2)[::2],
@@ -128,7 +129,7 @@ def test_expanded_tensors(packed, device):
     for given in expanded:
         reference = rc.correct(*given[:2], mask=given[2], spec=spec, **others)
         assert not reference.mask.all()
-        with shaped(WIDE), watched():
+        with shaped(FEW), watched():
             here = [moved(x, device) for x in given]
             out = rc.correct(*here[:2], mask=here[2], spec=spec, backend="triton", **others)
         assert_like_reference(out, reference)
@@ -140,7 +141,7 @@ def test_inputs_are_left_as_they_are(device):
     laid = between_fences(lay_out(sequences, "padded_holes", torch.float32), device)
     given = [laid.train, laid.rollout, laid.mask, laid.advantages, laid.external["entropy"]]
     copies = [bits(x).clone() for x in given]
-    with shaped(WIDE):
+    with shaped(FEW):
         laid.correct(spec, backend="triton")
     assert all(torch.equal(bits(x), copy) for x, copy in zip(given, copies, strict=True))
 

@@ -18,6 +18,7 @@ from aot.variant import LONG, LONGEST, MEDIUM, SHORT
 from builders.batches import GARBAGE, LAYOUTS
 from builders.cases import one_in
 from builders.kernel_cases import (
+    FEW,
     INTERPRETED,
     MIDDLE,
     NARROW,
@@ -87,7 +88,7 @@ def test_surrogates(number, name, device):
     mean = rc.Mean("sequence", over="kept") if number % 2 else rc.Mean()
     tensors = (DECOUPLED, ("rollout", "train_mask"), DECOUPLED, ("weights",))[number % 4]
     layout = ("packed", "padded_strided", "padded_holes", "packed_gaps")[number % 4]
-    with shaped(WIDE if number % 4 == 3 else NARROW):
+    with shaped(NARROW if number % 4 == 3 else FEW):
         check(only(BATCHES[number // 4 % 3], *tensors), objective(name, mean=mean), layout, device)
 
 
@@ -115,13 +116,13 @@ def test_any_byte_of_a_bool_mask_is_a_factor_of_1(rejected, device):
 def test_means(mean, device):
     for name, counted in (("ppo", "original"), ("gspo", "original" if mean.of == "sum" else "kept")):
         wanted = objective(name, mean=replace(mean, over=counted))
-        with shaped(NARROW):
+        with shaped(FEW):
             check(only(BATCHES[2], *DECOUPLED), wanted, "packed", device)
 
 
 def test_denominators_of_the_caller(device):
     batch, wanted = only(BATCHES[0], *DECOUPLED), objective("ppo", mean=rc.Mean("sequence_sum"))
-    with shaped(NARROW):
+    with shaped(FEW):
         check(batch, wanted, "packed", device, total=7.0)
         laid = LaidLoss(batch, "packed")
         options = arguments_of(wanted) | {"backend": "triton"}
@@ -147,7 +148,7 @@ TERMS = {
 def test_kl_and_regularizer(number, name, device):
     regularizer = rc.SquaredLogRatio(0.2, ("all", "kept")[number % 2])
     wanted = objective(name, kl=TERMS[name], regularizer=regularizer)
-    with shaped((NARROW, WIDE)[number % 2]):
+    with shaped(FEW):
         layout = ("packed", "padded_left")[number % 2]
         check(only(BATCHES[2 * (number % 2)], *DECOUPLED, "ref"), wanted, layout, device)
 
@@ -155,7 +156,7 @@ def test_kl_and_regularizer(number, name, device):
 def test_a_policy_at_its_reference_has_no_slope(device):
     """|k| has none at 0, where autograd's is 0 too."""
     same = [replace(q, ref=list(q.new)) for q in BATCHES[0]]
-    with shaped(NARROW):
+    with shaped(FEW):
         check(only(same, *DECOUPLED, "ref"), objective("ppo", kl=rc.KL("abs", 0.3)), "packed", device)
 
 
@@ -164,7 +165,7 @@ def test_a_scale_multiplies_all_that_a_token_adds(name, device):
     kl = rc.KL("k3", 0.3, weight="ratio", scope="all")
     wanted = objective(name, kl=kl, regularizer=rc.SquaredLogRatio(0.2, "all"), mean=rc.Mean("sequence"))
     layout, batch = ("packed", BATCHES[0]) if name in ("ppo", "vespo") else ("padded_left", BATCHES[2])
-    with shaped(NARROW):
+    with shaped(FEW):
         check(only(batch, *DECOUPLED, "ref", "scale"), wanted, layout, device)
 
 
@@ -173,7 +174,7 @@ def test_a_kl_with_a_mean_of_its_own(over, device):
     term = rc.KL("k3", 0.3, scope="all", mean=rc.Mean("sequence", over=over))
     wanted = objective("vespo", kl=term, regularizer=rc.SquaredLogRatio(0.2))
     layout, batch = ("packed", BATCHES[0]) if over == "kept" else ("padded_left", BATCHES[2])
-    with shaped(NARROW):
+    with shaped(FEW):
         check(only(batch, *DECOUPLED, "ref"), wanted, layout, device)
 
 
@@ -186,7 +187,7 @@ def test_squares_and_penalties_saturate(kind, device):
     ]
     name = "dro" if kind in ("k1", "k3") else "dro sequence"
     wanted = objective(name, kl=rc.KL(kind, 0.1), regularizer=rc.SquaredLogRatio(0.1))
-    with shaped(WIDE):
+    with shaped(FEW):
         check(only(far, *DECOUPLED, "ref"), wanted, "packed", device, by=1e-3)
 
 
@@ -285,7 +286,7 @@ def test_garbage_behind_the_masks(name, device):
         given = made._replace(**{f: getattr(made, f).clone() for f in ("new", "base", "weights")})
         for name in ("new", "base", "weights"):
             getattr(given, name)[given.mask == 0] = garbage
-        with shaped(WIDE):
+        with shaped(FEW):
             found.append(kernels.run(on(given, device), variant.objective))
         assert not found[-1].gradient.cpu()[given.mask == 0].any()
     for other in found[1:]:
@@ -302,7 +303,7 @@ def test_nonfinite_policies(nonfinite, device):
         broken = (given.mask != 0).nonzero()[3]
         given.base[tuple(broken)] = -INF
         wanted = replace(variant.objective, nonfinite=nonfinite)
-        with shaped(WIDE):
+        with shaped(FEW):
             found, slope = by_kernels(given, wanted, device)
         like, like_slope = by_reference(given, wanted, torch.float32)
         assert found.value.isfinite() == like.value.isfinite() and torch.equal(slope.isfinite(), like_slope.isfinite())
@@ -323,7 +324,7 @@ def test_a_scale_that_is_not_finite_is_read_as_0_where_others_propagate(name, de
     given |= {"kl": rc.KL("k3", 0.1, bound=0.01), "ref_logp": laid.new.detach() - 0.3}
     found = []
     for factors in (scale, scale.nan_to_num(0.0, 0.0, 0.0)):
-        with shaped(NARROW), unchecked():
+        with shaped(FEW), unchecked():
             out = laid(**given | {"scale": factors}, spec=rc.Spec(nonfinite="propagate"))
         found.append((out.value, *torch.autograd.grad(out.value, laid.new)))
     assert found[0][0].isfinite() and all(torch.equal(a, b) for a, b in zip(*found, strict=True))
@@ -339,5 +340,5 @@ def test_odd_advantages(device):
         for place, odd in ((0, NAN), (2, INF)):
             given.advantages[place if given.per_sequence else valid[7 * place]] = odd
         assert by_reference(given, variant.objective, torch.float32)[0].statistics[plain] > before
-        with shaped(WIDE):
+        with shaped(FEW):
             compare_with_reference(given, variant.objective, device, variant.name)

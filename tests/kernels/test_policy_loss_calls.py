@@ -10,7 +10,7 @@ import torch
 
 import rollout_corr as rc
 from builders.calls import bundled_loss
-from builders.kernel_cases import NARROW, WIDE, fenced, shaped, unchecked, watched
+from builders.kernel_cases import FEW, WIDE, fenced, shaped, unchecked, watched
 from builders.loss_cases import SURROGATES
 from builders.loss_kernel_cases import ON_KERNELS, PLAIN, tensors_of
 from builders.rounding import assert_near, is_near, margin
@@ -159,7 +159,7 @@ OF_NEW = {
 def test_criteria_of_the_policy_that_trains(name, nonfinite, device):
     """The kernels of `correct` with a third log-prob: as the reference, masks and counts exactly."""
     spec = replace(OF_NEW[name], nonfinite=nonfinite)
-    packed, shapes, dtype, per = True, NARROW, torch.float64, "token"
+    packed, shapes, dtype, per = True, FEW, torch.float64, "token"
     if nonfinite != "reject":
         packed, shapes, dtype, per = False, WIDE, torch.float32, "sequence"
     variant = replace(PLAIN, packed=packed, new=dtype, base=dtype, ref=dtype, advantages=per)

@@ -15,7 +15,18 @@ from hypothesis import strategies as st
 
 from aot.variants import VARIANTS
 from builders.batches import LAYOUTS, lay_out, spoil, wild
-from builders.kernel_cases import INTERPRETED, NARROW, WIDE, Shape, batch, between_fences, same_bits, shaped, watched
+from builders.kernel_cases import (
+    FEW,
+    INTERPRETED,
+    NARROW,
+    WIDE,
+    Shape,
+    batch,
+    between_fences,
+    same_bits,
+    shaped,
+    watched,
+)
 from builders.same_bits import assert_same_results, assert_same_statistics, outcome
 from builders.strategies import specs
 from oracles.correction import Sequence
@@ -51,7 +62,7 @@ def some_specs(examples, normalize=(None,)):
     return rich | specs(normalize=normalize) if examples > 10 else rich
 
 
-def run(sequences, spec, dtype, device, layout="packed", shapes=WIDE):
+def run(sequences, spec, dtype, device, layout="packed", shapes=FEW):
     laid = between_fences(lay_out(sequences, layout, dtype), device)
     with shaped(shapes), watched():
         return outcome(laid, laid.correct(spec, backend="triton"))
@@ -118,7 +129,7 @@ def test_what_lies_around_and_behind_the_mask_does_not_matter(examples, device):
             (filled(sequences, 0.0), other, 1e4, 0x00),
         ):
             laid = between_fences(lay_out(values, layout, dtype, seed=seed), device, fence)
-            with shaped(WIDE), watched(filling):
+            with shaped(FEW), watched(filling):
                 found.append((laid, laid.correct(spec, backend="triton")))
         assert_same_results(*(outcome(*one) for one in (found[2], found[0])))
         assert same_bits(found[0][1], found[1][1])

@@ -11,6 +11,7 @@ import torch
 import rollout_corr as rc
 from builders.batches import LAYOUTS, lay_out, random_sequences, spoil
 from builders.kernel_cases import (
+    FEW,
     INTERPRETED,
     MIDDLE,
     NARROW,
@@ -44,7 +45,7 @@ OF_LOG_PROBS = tuple(stat for stat in STATS if stat != "age")
 UNREAD = mock.patch.object(reading, "read_offsets_of_turns", lambda turns, *_: turns)
 
 
-def by_kernels(laid, spec, device, shapes=WIDE, seed=0, **given):
+def by_kernels(laid, spec, device, shapes=FEW, seed=0, **given):
     """A correction by the kernels, between fences, programs in an order that the seed decides."""
     given = {name: x.to(device) if isinstance(x, torch.Tensor) else x for name, x in given.items()}
     with shaped(shapes), watched(seed=seed):
@@ -202,7 +203,7 @@ def test_a_loss_corrects_by_turns(layout, criteria):
     offsets = offsets_of(laid, random_turns(batch, 4))
     spec = specs_over("turn")[3]
     spec = replace(spec, criteria=(*spec.criteria, *criteria)) if criteria else spec
-    with shaped(WIDE):
+    with shaped(FEW):
         found, slope = loss_of(laid, "triton", spec, turns=offsets)
     wanted, wanted_slope = loss_of(laid, "torch", spec, turns=offsets)
     assert found.keep_turns.equal(wanted.keep_turns) and found.mask.equal(wanted.mask)

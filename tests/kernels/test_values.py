@@ -16,12 +16,12 @@ import rollout_corr as rc
 from builders.batches import lay_out, random_sequences, rounded
 from builders.kernel_cases import (
     BOTH,
+    FEW,
     INTERPRETED,
     MORE,
     NARROW,
     SEQUENCES,
     TOKENS,
-    WIDE,
     assert_like_reference,
     batch,
     check,
@@ -75,7 +75,7 @@ def test_extrema_of_weights_where_every_gap_is_infinite(outside, broken, device)
         spec = rc.Spec(W.token(**bounds, outside=outside), nonfinite="propagate")
         laid = lay_out(sequences, "packed_gaps", torch.float32)
         reference = laid.correct(spec)
-        with shaped(WIDE):
+        with shaped(FEW):
             out = laid.to(device).correct(spec, backend="triton")
         assert_like_reference(out, reference)
         a, b = (x.statistics.maxima.cpu() for x in (out, reference))
@@ -95,7 +95,7 @@ def test_odd_advantages(device):
         q.advantages = [next(odd) if t % 3 == 0 else (0.25, -0.25)[s % 2] for t in range(len(q))]
     laid = lay_out(sequences, "packed_gaps", torch.float32)
     reference = laid.correct(spec)
-    with shaped(WIDE):
+    with shaped(FEW):
         assert_like_reference(laid.to(device).correct(spec, backend="triton"), reference)
 
 
@@ -111,7 +111,7 @@ def test_whom_a_criterion_of_sequences_tests(device):
         for when, drop in itertools.product(WHEN, ("unit", "token"))
     )
     for tested in (criteria, criteria[-2:]):
-        with shaped(WIDE):
+        with shaped(FEW):
             check(sequences, rc.Spec(criteria=tested), "packed_gaps", device)
 
 
@@ -128,7 +128,7 @@ def test_odd_external_values(odd, device):
     for nonfinite in ("reject", "propagate"):
         spec = rc.Spec(criteria=tests + low, nonfinite=nonfinite)
         reference = laid.correct(spec)
-        with shaped(WIDE):
+        with shaped(FEW):
             out = laid.to(device).correct(spec, backend="triton")
         assert_like_reference(out, reference)
         expected = oracle.correct(rounded(sequences, torch.float32), spec)
@@ -174,7 +174,7 @@ def test_ranges_of_what_is_summed(device):
             clamp=40.0,
         ),
     ):
-        with shaped(WIDE):
+        with shaped(FEW):
             check(sequences, spec, "packed_gaps", device)
 
 

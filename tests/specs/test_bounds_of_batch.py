@@ -8,10 +8,11 @@ import math
 import pickle
 
 import pytest
+import torch
 import yaml
 
 import rollout_corr as rc
-from rollout_corr.specs.bounds_of_batch import RULES
+from rollout_corr.specs.bounds_of_batch import RULES, Before
 from rollout_corr.specs.encode import decode, encode
 
 SPEC = rc.Spec(
@@ -45,6 +46,26 @@ def test_rules_of_other_numbers_are_other_rules():
     assert rc.Quantile(0.9) != rc.Quantile(0.8) and rc.Bottom(1) != rc.TopK(1)
     assert rc.Spec(criteria=(rc.Criterion("k2", upper=rc.MeanBelow(1)),)) != SPEC
     assert SPEC.asks_batch and not rc.Spec(criteria=(rc.Criterion("k2", upper=1.0),)).asks_batch
+
+
+@pytest.mark.parametrize(
+    ("rule", "side", "kept"),
+    [
+        (rc.Quantile(0.5), "upper", 2),
+        (rc.Quantile(0.5), "lower", 2),
+        (rc.Quantile(0.7), "upper", 3),
+        (rc.Quantile(0.7), "lower", 2),
+        (rc.Quantile(0.3), "lower", 3),
+        (rc.TopK(3), "lower", 3),
+        (rc.Bottom(1), "upper", 1),
+        (rc.TopK(share=0.5), "lower", 2),
+    ],
+    ids=repr,
+)
+def test_how_many_of_four_values_a_rule_keeps(rule, side, kept):
+    """It goes on at every place where fewer are kept than it asks for."""
+    places = Before(torch.arange(5), None, torch.tensor(4))
+    assert rule.goes_on(places, side).tolist() == [place < kept for place in range(5)]
 
 
 def test_explain_says_what_the_batch_decides():

@@ -1,0 +1,47 @@
+"""Values of native metrics in full detail against the loops of the oracle, entropy included."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+import rollout_corr as rc
+from builders.batches import check, compare_some, lay_out, random_sequences, spoil, wild
+from builders.rounding import margin
+from oracles import correction as oracle
+from oracles import metrics as oracle_metrics
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+SPEC = rc.Spec(
+    rc.Weight.product(lower=0.9, upper=1.1), (rc.Criterion("k3", over="sequence", reduce="mean", upper=0.05),),
+    detail="full",
+)  # fmt: skip
+
+
+def test_of_a_correction():
+    """Of policies that are near, that are apart, beyond the clamp, and with tokens that are not finite."""
+    apart = random_sequences(1, (7, 0, 1, 40, 90), scale=0.6)
+    near, beyond, broken = random_sequences(0, (7, 0, 1, 40, 90), scale=0.02), wild(apart), spoil(apart, 0, share=1.0)
+    of_near, of_apart, of_beyond, of_broken = (check(x, SPEC)[0].metrics() for x in (near, apart, beyond, broken))
+    assert of_near["ratio_beyond_2_fraction"] == 0.0 < of_apart["ratio_beyond_2_fraction"]
+    assert of_near["tokens_clamped"] == of_near["tokens_nonfinite"] == 0
+    assert of_beyond["tokens_clamped"] > 0 < of_broken["tokens_nonfinite"]
+
+
+def test_of_an_entropy():
+    """A log-prob that is not finite has no gap, an entropy that is not has no value; both are counted."""
+    sequences = random_sequences("entropy", (7, 0, 1, 40), invalid=0.2)
+    train, entropy = sequences[0].train, sequences[3].external["entropy"]
+    sequences[0].mask[2] = sequences[3].mask[5] = 1
+    train[2], entropy[5] = -math.inf, math.nan
+    laid = lay_out(sequences, "padded_right")
+    batch = rc.Batch(mask=laid.mask, entropy=laid.external["entropy"])
+    out = rc.correct(laid.train, laid.rollout, batch)
+    answer = oracle.correct(sequences, rc.Spec())
+    k3_mean = oracle_metrics.metrics(answer, rc.Spec())["kl_rollout_train_k3"]
+    wanted = oracle_metrics.of_entropy(answer, k3_mean)
+    assert wanted["tokens_entropy_nonfinite"] == 1
+    got = {name: out.metrics()[name] for name in wanted}
+    compare_some(got, wanted, rc.Spec(), margin(terms=100), "entropy")
