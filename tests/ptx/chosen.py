@@ -16,7 +16,8 @@ SLOW = (
     "loss_gmpo_padded", "loss_gspo_token", "loss_ppo_bf16",
     "metrics_short", "product_geometric_padded", "tokens_of_exp", "verl.decoupled_seq_is_rs", "kept_set",
     "turns_measured", "loss_ppo_padded", "loss_ppo_on_policy", "loss_ppo_value", "loss_gspo", "loss_ppo_kept_set",
-    "xtuner.agentic", "file_metrics", "file_short",
+    "xtuner.agentic", "file_metrics", "file_short", "file_bf16", "file_strided", "loss_rec_sequence",
+    "loss_gspo_scaled",
     "step_tis_padded", "step_tis_unmasked", "step_tis_rejection", "step_geometric_veto", "step_cispo", "step_tis_kl",
     "step_tis_bf16", "step_tis_short", "step_bypass", "step_bypass_score", "step_of_new", "step_zeroed", "step_product",
     "step_tis_kl_of_all", "step_bypass_product", "step_geometric_zeroed",
@@ -24,7 +25,7 @@ SLOW = (
 # Losses of single tokens that differ from others in their formula: of these Triton's front end alone reads the source.
 READ = (
     "loss_reinforce", "loss_cispo", "loss_icepop", "loss_score_by_weights", "loss_dppo_tv", "loss_dppo_kl", "loss_sapo",
-    "loss_gpg", "loss_dro", "loss_rec_ring", "loss_sapo_stopped",
+    "loss_gpg", "loss_dro", "loss_rec_ring", "loss_sapo_stopped", "loss_topr", "loss_rec", "loss_reinforce_scaled",
 )  # fmt: skip
 
 
