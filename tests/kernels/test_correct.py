@@ -49,7 +49,7 @@ pytestmark = INTERPRETED
 W = rc.Weight
 
 
-SHAPES = {LONGEST: NARROW, LONG: NARROW, MEDIUM: MIDDLE, SHORT: WIDE}
+SHAPES = {LONGEST: FEW, LONG: FEW, MEDIUM: MIDDLE, SHORT: FEW}
 
 
 # Compiled code of the others stands beside the same oracle in tests/ptx/test_compiled.py.

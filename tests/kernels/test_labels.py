@@ -10,7 +10,7 @@ import torch
 
 import rollout_corr as rc
 from builders.batches import LAYOUTS, lay_out, moved, random_sequences, spoil
-from builders.kernel_cases import INTERPRETED, MIDDLE, NARROW, WIDE, between_fences, bits, flat, same, shaped, watched
+from builders.kernel_cases import FEW, INTERPRETED, MIDDLE, between_fences, bits, flat, same, shaped, watched
 from rollout_corr.metrics.schema import layout as columns
 
 pytestmark = INTERPRETED
@@ -50,7 +50,7 @@ SPECS = [
     ),
     rc.Spec(W.geometric(upper=1.1), (C("k1", upper=0.5, drop="sequence"),), sums_over="kept", detail="full"),
 ]
-SHAPES = (NARROW, MIDDLE, WIDE)
+SHAPES = (FEW, MIDDLE)
 NAMES = {"environment": ["math", "code", "never"]}
 
 
@@ -64,7 +64,7 @@ def test_labels_of_sequences_and_of_tokens(number, device):
     labels = {"environment": laid.versions if of_tokens else ids}
     given = {"labels": labels, "label_names": NAMES}
     on_device = given | {"labels": {name: moved(x, device) for name, x in labels.items()}}
-    with shaped(SHAPES[number % 3]), watched(seed=number):
+    with shaped(SHAPES[number % 2]), watched(seed=number):
         fenced = between_fences(laid, device)
         plain = fenced.correct(spec, backend="triton")
         out = fenced.correct(spec, backend="triton", **on_device)
@@ -75,7 +75,7 @@ def test_labels_of_sequences_and_of_tokens(number, device):
 def test_labels_by_the_sign_of_the_advantage(device):
     sequences = random_sequences(2, (5, 1, 9, 0, 7, 17))
     laid, given = lay_out(sequences, "padded_right"), {"labels": {"advantage": None}}
-    with shaped(NARROW):
+    with shaped(FEW):
         out = between_fences(laid, device).correct(SPECS[1], backend="triton", **given)
     assert_same_labels(out, laid.correct(SPECS[1], **given), "signs")
     counts = [out.metrics(by="advantage")[f"advantage/{name}/tokens"] for name in ("negative", "zero", "positive")]

@@ -60,7 +60,7 @@ pytestmark = INTERPRETED
 
 INF, NAN = math.inf, math.nan
 DECOUPLED = ("old", "weights", "train_mask")
-SHAPES = {LONGEST: NARROW, LONG: NARROW, MEDIUM: MIDDLE, SHORT: WIDE}
+SHAPES = {LONGEST: FEW, LONG: FEW, MEDIUM: MIDDLE, SHORT: NARROW}
 
 
 # --- against the third oracle, in float64 ---

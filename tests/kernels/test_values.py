@@ -19,7 +19,7 @@ from builders.kernel_cases import (
     FEW,
     INTERPRETED,
     MORE,
-    NARROW,
+    REAL,
     SEQUENCES,
     TOKENS,
     assert_like_reference,
@@ -248,7 +248,7 @@ def test_token_weights_near_0(outside, device):
     mask = torch.ones(6, 90, dtype=torch.bool)
     mask[:, ::7] = False
     call = d.to(device), torch.zeros(6, 90, device=device)
-    with shaped(NARROW):
+    with shaped(REAL):
         out = rc.correct(*call, rc.Batch(mask=mask.to(device)), spec=rc.Spec(weight), backend="triton")
     raw = d.double().clamp(min=-13.0).exp()
     inside = raw <= math.exp(-11.5)
