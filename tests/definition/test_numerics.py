@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import replace
 from decimal import Decimal, localcontext
@@ -200,14 +201,16 @@ def test_bounds_are_inclusive_to_the_bit(dtype, over):
         if stat == "k2":
             above, below = value * (1 + 1e-9), value * (1 - 1e-9)
         bounds = [("lower", value, True), ("lower", above, False), ("upper", value, True), ("upper", below, False)]
-        for side, bound, passes in bounds:
+        for (side, bound, passes), is_open in itertools.product(bounds, (True, False)):
+            least = 1e-9 if stat in ("abs", "k2") else -9.0
+            ends = {side: bound} if is_open else {"lower": least, "upper": 9.0, side: bound}
             out = rc.correct(
                 torch.tensor([[d]], dtype=dtype),
                 torch.tensor([[0.0]], dtype=dtype),
                 rc.Batch(external={"entropy": torch.tensor([[d]], dtype=dtype)}),
-                spec=rc.Spec(criteria=(rc.Criterion(**arguments, **{side: bound}),)),
+                spec=rc.Spec(criteria=(rc.Criterion(**arguments, **ends),)),
             )
-            assert out.mask.tolist() == [[passes]], (stat, side, bound, value)
+            assert out.mask.tolist() == [[passes]], (stat, ends, value)
     for bound in (4e38, 1e300, INF):
         for side, passes in (("upper", True), ("lower", False)):
             spec = rc.Spec(criteria=(rc.Criterion("abs", **unit, **{side: bound}),))
