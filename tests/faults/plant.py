@@ -36,7 +36,7 @@ def copied(checkout: Path) -> Iterator[Path]:
 def planted(fault: Fault, copy: Path) -> Iterator[None]:
     """The fault in a copy of the checkout, for as long as this is entered."""
     path = copy / fault.file
-    right = path.read_text(encoding="utf-8")
+    right = path.read_text(encoding="utf-8") if path.exists() else ""
     if right.count(fault.right) != 1:
         raise ValueError(f"{fault}: expected its line once in the file, found it {right.count(fault.right)} times")
     path.write_text(right.replace(fault.right, fault.wrong), encoding="utf-8")
@@ -48,13 +48,18 @@ def planted(fault: Fault, copy: Path) -> Iterator[None]:
 
 def run(tests: tuple[str, ...], copy: Path) -> tuple[int, str]:
     """Run tests of a copy until one fails, in a process of its own: pytest's exit code, and the first that failed."""
+    begun = copy.with_suffix(".begun")
+    begun.unlink(missing_ok=True)
     try:
-        return in_a_fresh_process(_run, tests, str(copy))
+        return in_a_fresh_process(_run, tests, str(copy), str(begun))
     except BrokenProcessPool:
+        if not begun.exists():
+            raise
         return RED[0], f"the process ended, or took more than {LONGEST} s"
 
 
-def _run(tests: tuple[str, ...], copy: str) -> tuple[int, str]:
+def _run(tests: tuple[str, ...], copy: str, begun: str) -> tuple[int, str]:
+    Path(begun).touch()
     os.chdir(copy)
     sys.path[:0] = [copy, f"{copy}/tests"]
     sys.dont_write_bytecode = True  # an edit within a second and of the same length would not be noticed
