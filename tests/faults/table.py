@@ -201,7 +201,7 @@ FAULTS = [
          ("(sequences.sum(counted) > 0).sum()", "torch.tensor(sequences.count)"),
          ("value.detach() + (straight - straight.detach())", "value"),
     ),
-    *_in("kernels/tiles.py", "kernels/test_correct.py::test_many_sequences kernels/test_correct.py::test_starts",
+    *_in("kernels/tiles.py", "kernels/test_memory.py::test_the_search_for_owners kernels/test_correct.py::test_starts",
          ("span = tl.minimum(step - 1, span - forward)", "span = tl.minimum(step - 2, span - forward)"),
          ("tl.maximum(version.to(tl.int64), -LARGEST_VERSION)", "tl.maximum(version.to(tl.int64), 0)",
           "kernels/test_correct.py::test_ages_of_tokens_and_of_sequences"),
