@@ -122,7 +122,7 @@ def _folded(framework: str, about: str, head: Sequence[str], rows: Sequence[Sequ
     # HTML: nothing renders the backticks of a name there.
     said = f"{len(rows)} row{'s' * (len(rows) != 1)}" + (f": {about}" if about else "").replace("`", "")
     summary = f"<details markdown><summary>{said}</summary>"
-    return ["", f"### {framework}", "", summary, "", *_header(*head), *(_row(*row) for row in rows), "", "</details>"]
+    return ["", f"#### {framework}", "", summary, "", *_header(*head), *(_row(*row) for row in rows), "", "</details>"]
 
 
 def _header(*names: str) -> list[str]:
