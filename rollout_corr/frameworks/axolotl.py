@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import partial
 
 from ..specs.correction import Criterion, Spec, Weight
-from .shared.checking import Checks, Rule, without
+from .shared.checking import Checks, Rule, roles, without
 from .shared.preset import LEVELS, Row, presets
 from .shared.recipe import BOTH
 from .shared.settings import Given, Setting, at_least, given_in, unchecked, word
@@ -74,10 +74,7 @@ USUAL = {WAY: "token_truncate", BOUND: 3.0}
 CHECKS = Checks(
     keys=(SWITCH, WAY, BOUND, f"{PLACE}use_vllm", f"{PLACE}off_policy_mask_threshold"),
     launchers=r"\baxolotl\s+train\b",
-    temperature=f"{PLACE}temperature",
-    top_p=f"{PLACE}top_p",
-    top_k=f"{PLACE}top_k",
-    min_p=f"{PLACE}min_p",
+    roles=roles(PLACE, "temperature top_p top_k min_p"),
     bounds={"weight": (BOUND,), "criteria": (BOUND,)},
     rules=(
         *without(SWITCH, WAY, BOUND, default=True, usual=USUAL),

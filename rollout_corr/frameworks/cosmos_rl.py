@@ -17,7 +17,7 @@ from ..specs.loss import Loss
 from ..specs.ratio_losses import GSPO, PPO
 from ..specs.surrogate import Surrogate
 from ..specs.terms import KL, KLWeight, Mean
-from .shared.checking import Checks, Rule, without
+from .shared.checking import Checks, Rule, roles, without
 from .shared.preset import is_off_policy, off_policy, presets
 from .shared.recipe import BOTH, NO_LOWER_CLAMP, ROWS, TOKENS, Recipe, add_recipe
 from .shared.settings import Given, Setting, at_least, given_in, maybe, or_null, word, words
@@ -126,14 +126,10 @@ def write(spec: Spec) -> dict[str, Any]:
 DECOUPLED, CAP, ALONE = (
     f"{PLACE}.{name}" for name in ("use_decoupled_loss", "behav_imp_weight_cap", "use_rollout_logprobs_for_loss")
 )
-SAMPLING = "rollout.sampling_config."
 CHECKS = Checks(
     keys=(DECOUPLED, CAP, f"{PLACE}.off_policy_masking_delta"),
     context=(ALONE,),
-    temperature=f"{SAMPLING}temperature",
-    top_p=f"{SAMPLING}top_p",
-    top_k=f"{SAMPLING}top_k",
-    repetition_penalty=f"{SAMPLING}repetition_penalty",
+    roles=roles("rollout.sampling_config.", "temperature top_p top_k repetition_penalty"),
     bounds={"criteria": (CAP,)},
     rules=(
         *without(DECOUPLED, CAP),

@@ -16,7 +16,7 @@ from ..specs.surrogate import Surrogate
 from ..specs.surrogates import GPG, GSPO
 from ..specs.terms import KL, Mean, MeanOver
 from ..specs.validate import LARGEST_CLAMP, one_of
-from .shared.checking import Checks, Rule, without
+from .shared.checking import Checks, Rule, roles, without
 from .shared.preset import LEVELS, gated, level_of, presets, truncated
 from .shared.recipe import (
     BOTH,
@@ -229,9 +229,12 @@ CHECKS = Checks(
     keys=(*(f"loss_fn.{name}" for name in OF_SPEC if name != ERRORS), THRESHOLD),
     context=("grpo.async_grpo.enabled", "loss_fn.token_level_loss"),
     alike=("ppo.seq_logprob_error_threshold",),
-    mode=(f"{GENERATION}vllm_cfg.logprobs_mode", "processed_logprobs"),
-    temperature=f"{GENERATION}temperature",
-    length="policy.max_total_sequence_length",
+    roles=roles(
+        GENERATION,
+        "temperature",
+        mode=f"{GENERATION}vllm_cfg.logprobs_mode",
+        length="policy.max_total_sequence_length",
+    ),
     bounds={"criteria": BOUNDS, "weight": BOUNDS},
     rules=(
         *without(KIND, BOUNDS[1]),

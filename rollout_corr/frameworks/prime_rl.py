@@ -14,7 +14,7 @@ from ..specs.correction import Criterion, Spec
 from ..specs.statistics import Stat
 from ..specs.surrogates import Reinforce
 from ..specs.validate import positive
-from .shared.checking import Checks
+from .shared.checking import Checks, roles
 from .shared.preset import PRESETS, RECIPES, masked, presets
 from .shared.recipe import BYPASS, GLOBAL, Named, Recipe, anchor, named_recipe, of_presets
 from .shared.settings import Given, NoEquivalent, Setting, given_in, refused, unchecked, warn_old, word
@@ -157,9 +157,10 @@ CHECKS = Checks(
     alike=("import_path",),
     launchers=r"(?m)^\[\[?orchestrator\b|^orchestrator\.",
     uses_logprobs=lambda run: True,
-    mode=("inference.vllm.logprobs_mode", "processed_logprobs"),
-    temperature=f"{SAMPLING}temperature",
-    top_p=f"{SAMPLING}extra_body.top_p",
-    top_k=f"{SAMPLING}extra_body.top_k",
-    min_p=f"{SAMPLING}extra_body.min_p",
+    roles=roles(
+        f"{SAMPLING}extra_body.",
+        "top_p top_k min_p",
+        temperature=f"{SAMPLING}temperature",
+        mode="inference.vllm.logprobs_mode",
+    ),
 )

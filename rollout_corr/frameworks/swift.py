@@ -15,7 +15,7 @@ from ..specs.correction import Criterion, Spec, Weight
 from ..specs.loss import Loss
 from ..specs.surrogates import PPO, REAL
 from ..specs.terms import KL, Mean
-from .shared.checking import Checks, without
+from .shared.checking import Checks, roles, without
 from .shared.preset import LEVELS, PRESETS, Preset, is_off_policy, off_policy, presets, registered
 from .shared.recipe import BOTH, DECOUPLED, GLOBAL, ROWS, SEQUENCES, TOKENS, WITH_REFERENCE, Recipe, add_recipe
 from .shared.settings import Given, NoEquivalent, given_in, maybe, only, refused, warn_once, word, words
@@ -216,11 +216,7 @@ CHECKS = Checks(
     keys=(IS_MODE, IS_THRESHOLD, OPSM, "loss_type"),
     alike=("loss_type",),
     launchers=r"\b(swift|megatron)\s+(rlhf|rollout)\b|\bswift[./]cli[./]",
-    temperature="temperature",
-    top_p="top_p",
-    top_k="top_k",
-    repetition_penalty="repetition_penalty",
-    length="max_completion_length",
+    roles=roles("", "temperature top_p top_k repetition_penalty", length="max_completion_length"),
     bounds={"weight": (IS_THRESHOLD,), "criteria": (IS_THRESHOLD,)},
     rules=without(IS_MODE, IS_THRESHOLD),
 )

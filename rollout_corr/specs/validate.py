@@ -33,7 +33,11 @@ def of_key(error: Error, key: str, given: object = None, wanted: str = "") -> Er
 
     Its attributes are `key`, what it was `given`, what was `wanted`, and `why`, the message without the key.
     """
-    error.__dict__.update(key=key, given=given, wanted=wanted, why=str(error).removeprefix(f"{key}: "))
+    values = given if isinstance(given, (tuple, list)) else (given,)
+    # An error may be pickled, and what is no plain value may not.
+    plain = all(value is None or isinstance(value, (bool, int, float, str)) for value in values)
+    kept = given if plain else shown(given)
+    error.__dict__.update(key=key, given=kept, wanted=wanted, why=str(error).removeprefix(f"{key}: "))
     return error
 
 

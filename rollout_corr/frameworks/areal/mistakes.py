@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..shared.checking import Checks, without
+from ..shared.checking import Checks, roles, without
 from .config import REJECTION, TABLE
 
 REJECTS, DECOUPLED = "actor.rejection_sampling", "actor.use_decoupled_loss"
@@ -14,9 +14,7 @@ CHECKS = Checks(
     alike=("sapo_tau",),
     closed=(REJECTS,),
     launchers=r"\bareal\.(infra\.)?launcher\.",
-    temperature="gconfig.temperature",
-    trainer_temperature="actor.temperature",
-    length="gconfig.max_new_tokens",
+    roles=roles("gconfig.", "temperature", trainer_temperature="actor.temperature", length="gconfig.max_new_tokens"),
     bounds={"weight": (UPPER, f"{REJECTS}.lower"), "criteria": (UPPER, f"{REJECTS}.lower")},
     # SAPO refuses the decoupled loss: what its configuration should leave out the reader says.
     rules=without(DECOUPLED, UPPER, M2, default=False, unless=lambda run: run.is_(SAPO, True)),

@@ -149,6 +149,17 @@ def given(run: Run, key: str, usual: Mapping[str, Any] = {}) -> bool:
     return run.has(key) and not run.is_(key, False, usual.get(key))
 
 
+def roles(block: str = "", names: str = "", **others: str) -> dict[str, str]:
+    """Settings of sampling by their roles: those in a block that are called as their roles are, and others.
+
+    "logprobs" has the engine return log-probs (without one it always does), "mode" is vLLM's `logprobs_mode`, "length"
+    the most tokens of an answer, "trainer_temperature" the trainer's where that is a separate one. "top_p", "top_k" and
+    "min_p" stand where the engine's log-probs are over what they keep and the trainer's are not, "repetition_penalty"
+    where the engine's are after it.
+    """
+    return {name: f"{block}{name}" for name in names.split()} | others
+
+
 @dataclass(frozen=True)
 class Checks:
     """The checks of one framework's configurations."""
@@ -160,21 +171,11 @@ class Checks:
     closed: tuple[str, ...] = ()  # blocks in which every key is known; "" is the block that is given alone
     launchers: str = ""  # a pattern of what only this framework's scripts and TOML have: commands, modules, tables
     roots: tuple[str, ...] = ()  # beginnings of names that are no part of them: `GRPOConfig.` in a Python file
-    # The setting that has the engine return log-probs, and its default; "": it always does.
-    logprobs: tuple[str, Any] = ("", True)
-    logprobs_on_since: str = ""  # the release in which that default became true; "": it never changed
+    logprobs_on_since: str = ""  # the release in which the engine's log-probs became the default; "": always
     # When the run needs them; by default, when it corrects.
     uses_logprobs: Callable[[Run], bool] = lambda run: run.corrects
-    # The setting of vLLM's `logprobs_mode`, and its default; "": there is none.
-    mode: tuple[str, str] = ("", "processed_logprobs")
-    temperature: str = ""  # the setting of the sampling temperature
-    trainer_temperature: str = ""  # the setting of the trainer's temperature, where it is a separate one
-    # The setting of top-p, where the engine's log-probs are over the kept set and the trainer's are not.
-    top_p: str = ""
-    top_k: str = ""  # the setting of top-k, under the same condition
-    min_p: str = ""  # the setting of min-p, under the same condition
-    repetition_penalty: str = ""  # the setting of the repetition penalty, where the engine's log-probs are after it
-    length: str = ""  # the most tokens of an answer
+    roles: Mapping[str, str] = field(default_factory=dict)  # what `roles` returns
+    mode: str = "processed_logprobs"  # the default of the setting "mode"
     # The settings of the bounds: of "weight", of a criterion by its label, else of "criteria".
     bounds: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     rules: tuple[Rule, ...] = ()  # what else goes wrong
@@ -182,10 +183,12 @@ class Checks:
     @property
     def every(self) -> tuple[str, ...]:
         """All settings that matter."""
-        sampling = (self.logprobs[0], self.mode[0], self.temperature, self.trainer_temperature)
-        named = (*self.keys, *self.older, *self.context, *sampling, self.top_p, self.top_k, self.min_p)
-        named += (self.repetition_penalty, self.length)
-        return tuple(dict.fromkeys(key for key in named if key))
+        named = (*self.keys, *self.older, *self.context, *self.roles.values())
+        return tuple(dict.fromkeys(named))
+
+    def of(self, role: str) -> str:
+        """The setting of a role; "": there is none."""
+        return self.roles.get(role, "")
 
 
 def checks_of(framework: str) -> Checks:
@@ -360,7 +363,7 @@ def _spelling(every: Settings, settings: Settings, checks: Checks) -> Iterator[C
     """Name keys that are nearly one that matters, and keys that matter in another place."""
     found = {id(setting) for setting in settings.values()}
     # Settings of sampling are left out: evaluation has the same names.
-    named = [*checks.keys, *filter(None, (checks.logprobs[0], checks.mode[0]))]
+    named = [*checks.keys, *filter(None, (checks.of("logprobs"), checks.of("mode")))]
     for key, setting in every.items():
         block, _, last = key.rpartition(".")
         if id(setting) in found or key in checks.alike or last in checks.alike:
@@ -392,21 +395,21 @@ BEFORE_TEMPERATURE = ("temperature", "raw_log_probs", "not_the_sampler")
 def _engine(run: Run, checks: Checks) -> Iterator[ConfigProblem]:
     if not (run.compared or checks.uses_logprobs(run)):
         return
-    key, default = checks.logprobs
-    if key and run.off(key, default) and not run.compared:
+    key = checks.of("logprobs")
+    if key and run.off(key, True) and not run.compared:
         message = "the correction gets no log-probs of the engine"
-        yield _problem(run.find(key), key, message, f"write {key}={'true' if default is True else default}")
+        yield _problem(run.find(key), key, message, f"write {key}=true")
     elif checks.logprobs_on_since and run.whole and not run.find(key) and not run.compared:
         message = f"missing: true since {checks.logprobs_on_since}; before, false, and the correction is skipped"
         file = next(iter(run.settings.values())).file
         yield ConfigProblem(key, message, f"write {key}=true", severity="warning", file=file)
-    key, of_trainer = checks.temperature, checks.trainer_temperature
+    key, of_trainer = checks.of("temperature"), checks.of("trainer_temperature")
     sampled = run.number(key, 1.0) if key else 1.0
     trained = run.number(of_trainer, sampled) if of_trainer else sampled
-    mode, its_default = checks.mode
+    mode = checks.of("mode")
     if sampled == 0.0:
         yield _problem(run.find(key), key, "at temperature 0 the engine takes the likeliest token", "sample at 1.0")
-    elif mode and run.is_(mode, "raw_logprobs", "raw_logits", default=its_default) and abs(trained - 1.0) > 0.0:
+    elif mode and run.is_(mode, "raw_logprobs", "raw_logits", default=checks.mode) and abs(trained - 1.0) > 0.0:
         message = f"the engine's log-probs are from before the temperature of {trained:g}, the trainer's from after it"
         blamed = mode if run.find(mode) else key
         fix = f"write {mode}=processed_logprobs"
@@ -428,18 +431,18 @@ CUTS: dict[str, tuple[Callable[[float], bool], str]] = {
 
 def _sampled(run: Run, checks: Checks) -> Iterator[ConfigProblem]:
     """Name what the engine's processed log-probs have in them and the trainer's do not."""
-    mode, its_default = checks.mode
-    if mode and run.is_(mode, "raw_logprobs", default=its_default):
+    mode = checks.of("mode")
+    if mode and run.is_(mode, "raw_logprobs", default=checks.mode):
         return
     for name, (cuts, nothing) in CUTS.items():
-        key = getattr(checks, name)
+        key = checks.of(name)
         if key and cuts(run.number(key)):
             message = (
                 f"{name} {run.get(key)}: the engine's log-probs are over what it keeps, the trainer's over all tokens"
             )
             fix = f"write {nothing}, or pass rc.KeptMass"
             yield _problem(run.find(key), key, message, fix, causes=("renormalized",))
-    key = checks.repetition_penalty
+    key = checks.of("repetition_penalty")
     if key and abs(run.number(key) - 1.0) > 0.0:
         message = f"the engine's log-probs are after the penalty of {run.get(key)}, the trainer's without it"
         yield _problem(run.find(key), key, message, "write 1.0", causes=("penalties",))
@@ -457,7 +460,7 @@ MOST_OUTSIDE = 0.5
 def _bounds(run: Run, checks: Checks) -> Iterator[ConfigProblem]:
     if run.spec is None or not checks.bounds:
         return
-    length = run.number(checks.length) / 2.0 if checks.length else math.nan
+    length = run.number(checks.of("length")) / 2.0
     length = 1000.0 if math.isnan(length) or length < 1.0 else length
     parts: list[tuple[Weight | Criterion, str]] = [(each, each.label or "") for each in run.spec.criteria]
     parts += [] if run.spec.weight is None else [(run.spec.weight, "weight")]

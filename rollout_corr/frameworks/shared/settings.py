@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from ...specs.caches import cached
 from ...specs.choices import Scheme
 from ...specs.correction import Spec
-from ...specs.validate import Error, number, of_key, one_of, positive, wrong_type
+from ...specs.validate import Error, number, of_key, one_of, positive, wrong_type, wrong_value
 
 Kind = Callable[[str, Any], Any]
 
@@ -90,7 +90,7 @@ def at_least(least: float) -> Kind:
     def kind(name: str, value: object) -> float:
         converted = number(name, value)
         if converted < least:
-            raise of_key(ValueError(f"{name}: expected a number >= {least:g}, got {converted!r}"), name, value)
+            raise wrong_value(name, f"a number >= {least:g}", converted)
         return converted
 
     return kind

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ..shared.checking import Checks, Rule, Run, given, without
+from ..shared.checking import Checks, Rule, Run, given, roles, without
 from ..shared.settings import defaults_of
 from .config import AROUND, spec
 
@@ -47,10 +47,14 @@ CHECKS = Checks(
     launchers=r"\bskyrl(\.train|_train)\.",
     context=(LOGPROBS,),
     # SkyRL leaves vLLM's default (vime#64).
-    mode=("generator.inference_engine.engine_init_kwargs.logprobs_mode", "raw_logprobs"),
-    temperature=f"{SAMPLING}temperature",
-    trainer_temperature=f"{ALGORITHM}temperature",
-    length=f"{SAMPLING}max_generate_length",
+    mode="raw_logprobs",
+    roles=roles(
+        SAMPLING,
+        "temperature",
+        mode="generator.inference_engine.engine_init_kwargs.logprobs_mode",
+        trainer_temperature=f"{ALGORITHM}temperature",
+        length=f"{SAMPLING}max_generate_length",
+    ),
     bounds={
         "weight": (f"{BLOCK}token_tis_ratio_clip_high", f"{BLOCK}sequence_tis_ratio_clip_high"),
         "geo_sequence_mask": (f"{BLOCK}geo_mask_high", f"{BLOCK}geo_mask_low", METRIC),

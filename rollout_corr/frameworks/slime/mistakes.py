@@ -26,7 +26,7 @@ def _uses_mis(run: Run) -> bool:
 CHECKS = Checks(
     keys=(*OURS, *MIS, CONFIG),
     alike=("custom_loss_function_path", "custom_agent_function_path"),
-    length="rollout_max_response_len",
+    roles={"length": "rollout_max_response_len"},
     uses_logprobs=lambda run: run.corrects or run.is_("use_rollout_logprobs", True),
     bounds={
         "weight": ("tis_upper_bound", "tis_clip", "tis_lower_bound", "tis_level", "use_tis"),

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from ..shared.checking import Checks, Rule, without
+from ..shared.checking import Checks, Rule, roles, without
 from .config import CLIP_MAX, CLIP_MIN, CORRECTION, MODE, NAME, TABLE
 
 CHECKS = Checks(
     keys=tuple(key for key in TABLE if key.startswith(NAME) or key in ("use_vllm", "off_policy_mask_threshold")),
     launchers=r"\btrl\s+(grpo|rloo)\b",
     roots=("GRPOConfig.", "RLOOConfig.", "AsyncGRPOConfig."),
-    temperature="temperature",
-    top_p="top_p",
-    top_k="top_k",
-    min_p="min_p",
-    repetition_penalty="repetition_penalty",
-    length="max_completion_length",
+    roles=roles("", "temperature top_p top_k min_p repetition_penalty", length="max_completion_length"),
     bounds={"weight": (CLIP_MAX, CLIP_MIN), "criteria": (CLIP_MAX, CLIP_MIN)},
     rules=(
         *without(CORRECTION, MODE, CLIP_MAX, CLIP_MIN, default=True, usual={MODE: "sequence_mask", CLIP_MAX: 3.0}),

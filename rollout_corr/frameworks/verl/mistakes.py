@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ..shared.checking import Checks, Rule, Run, without
+from ..shared.checking import Checks, Rule, Run, roles, without
 from .config import CAPS, CORRECTION, FLAT
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor.", "actor_rollout_ref.rollout."
@@ -41,14 +41,15 @@ CHECKS = Checks(
     alike=("loss_mode", "use_policy_gradient", "loss_type"),
     closed=(BLOCK[:-1],),
     launchers=r"\bverl\.(trainer|experimental)\.",
-    logprobs=(f"{ROLLOUT}calculate_log_probs", True),
     logprobs_on_since="0.9.0",
     uses_logprobs=lambda run: run.corrects or _bypasses(run),
-    mode=(f"{ROLLOUT}logprobs_mode", "processed_logprobs"),
-    temperature=f"{ROLLOUT}temperature",
-    top_p=f"{ROLLOUT}top_p",
-    top_k=f"{ROLLOUT}top_k",
-    length="data.max_response_length",
+    roles=roles(
+        ROLLOUT,
+        "temperature top_p top_k",
+        logprobs=f"{ROLLOUT}calculate_log_probs",
+        mode=f"{ROLLOUT}logprobs_mode",
+        length="data.max_response_length",
+    ),
     bounds={"weight": (f"{BLOCK}rollout_is_threshold",), "criteria": (f"{BLOCK}rollout_rs_threshold",)},
     rules=(
         *(Rule(key, _misplaced(key), "nothing reads it in this place", f"write {new}") for key, new in MOVED.items()),
