@@ -14,15 +14,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..definition.bounds import OPEN, WeightBounds, bounds_in_numbers, with_found
 from ..definition.correction import Advantages
 from ..definition.findings import Findings, Operands, evaluate
 from ..definition.sequences import Packed
-from ..definition.tokens import KeptMass
+from ..definition.tokens import KeptMass, policies
 from ..definition.weights import kept_tokens
 from ..metrics.collect import Collector
 from ..specs.correction import Spec
 from .batch import OpenBatch, Result
-from .cpu_sums import CpuPacked, known_statistics, reader_of
+from .cpu_sums import Known, read_tokens, take
 from .turns import BlockOfTurns, block_of_turns
 
 # Slots in a block with weights; without them it has fewer temporaries, and twice the slots. Of 16k to 1M slots measured
@@ -37,7 +38,7 @@ INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8)
 class Compaction:
     """The valid tokens of a block of whole sequences, in order."""
 
-    index: Tensor | None  # [total] int32 or int64, where they are in the block; None when all are valid
+    index: Tensor | None  # [total] int64, where they are in the block; None when all are valid
     total: int
 
     def take(self, x: Tensor) -> Tensor:
@@ -50,32 +51,7 @@ class Compaction:
         if self.index is None:
             out.view(-1).copy_(values)
         else:
-            out.view(-1).zero_().scatter_(0, self.index.long(), values)
-
-
-def _index(valid: Tensor, starts: Tensor, lengths: Tensor, n_valid: Tensor, sequences: Packed) -> Tensor:
-    """The places of the valid tokens, found without looking at all slots where each sequence has one run of them.
-
-    Most masks are so: right padding, left padding, a prompt before a response. This costs half of looking at all slots.
-    Sequences begin at `starts` and have `lengths` slots, `n_valid` of them valid.
-    """
-    if not sequences.size:
-        return valid.nonzero().squeeze(1)
-    places = sequences.offsets[:-1]
-    if not int(n_valid.amin()):
-        some = n_valid > 0
-        starts, lengths, n_valid, places = starts[some], lengths[some], n_valid[some], places[some]
-    left = lengths - n_valid
-    begin = torch.where(valid.index_select(0, starts), starts, starts + left)
-    # The index stays as long as its block does, so it is as small as it can be.
-    small = torch.int32 if valid.shape[0] < 2**31 else torch.int64
-    index = torch.ones(sequences.size, dtype=small, device="cpu")
-    # From the last token of a run to the first of the next.
-    steps = begin.clone()
-    steps[1:].sub_((begin + n_valid)[:-1]).add_(1)
-    index.scatter_(0, places, steps.to(small)).cumsum_(0)
-    # The minimum of bytes is vectorized, `all` is not.
-    return index if bool(valid.index_select(0, index).view(torch.uint8).amin()) else valid.nonzero().squeeze(1)
+            out.view(-1).zero_().scatter_(0, self.index, values)
 
 
 @dataclass(eq=False, repr=False)
@@ -86,7 +62,7 @@ class Block:
     slots: slice  # of a packed batch its tokens, of a padded one its rows
     rows: slice  # its sequences
     compaction: Compaction
-    sequences: CpuPacked
+    sequences: Packed
     n_valid: Tensor  # [S] int64
     turns: BlockOfTurns | None
 
@@ -144,15 +120,15 @@ def blocks_of(batch: OpenBatch, size: int) -> Iterator[Block]:
             lengths = offsets.diff()
             starts = offsets[:-1] if batch.mask is not None or batch.turns is not None else offsets
         index, n_valid, total, valid = None, lengths, slots_here, None
-        packed = None if batch.offsets is None else CpuPacked(offsets, slots_here)
+        packed = None if batch.offsets is None else Packed(offsets, slots_here, lengths)
         if batch.mask is not None:
             valid = batch.mask[slots].bool()
             # As int64 the mask would be copied first, eight times as large; a row has less than 2^31 slots.
             n_valid = valid.sum(1, dtype=torch.int32).long() if packed is None else packed.sum_integers(valid)
             total, valid = int(n_valid.sum()), valid.reshape(-1)
-        whole = CpuPacked.of_lengths(n_valid, total) if packed is None or valid is not None else packed
+        whole = Packed.of_lengths(n_valid, total) if packed is None or valid is not None else packed
         if valid is not None and total < slots_here:
-            index = _index(valid, starts, lengths, n_valid, whole)
+            index = valid.nonzero().squeeze(1)
         turns = None if batch.turns is None else block_of_turns(batch, slots, starts, valid, total)
         valid = None  # Not for as long as the block takes.
         yield Block(batch, slots, rows, Compaction(index, total), whole, n_valid, turns)
@@ -208,7 +184,7 @@ def run_blocks(batch: OpenBatch, spec: Spec) -> Result:
         weights = new_output(batch, batch.dtype, batch.weights_out)
     if spec.edits_mask:
         mask = new_output(batch, torch.bool if batch.mask is None else batch.mask.dtype, batch.mask_out)
-    collector, keep = Collector(spec, True, batch.labels, known_statistics), []
+    collector, keep = Collector(spec, True, batch.labels), []
     keep_turns = None if batch.turns is None else torch.ones(batch.turns.shape[0] - 1, dtype=torch.bool, device="cpu")
     for block in blocks_of(batch, slots_of(batch, spec)):
         found = _run_block(block, spec, collector, weights, mask)
@@ -230,11 +206,12 @@ def is_one_block(batch: OpenBatch, size: int) -> bool:
 def _run_block(block: Block, spec: Spec, collector: Collector, weights: Tensor | None, mask: Tensor | None) -> Findings:
     """Correct one block: add its statistics, write its weights and mask."""
     batch, compaction = block.batch, block.compaction
-    found = evaluate(operands_of(block, spec))
-    collector.take(found, block.take)
+    operands, known = operands_of(block, spec)
+    found = evaluate(operands)
+    collector.take(found, block.take, known)
     # Statistics need these no more, and what follows has temporaries of its own.
     found.weighing = None
-    found.tokens.forget()
+    found.tokens.derived.clear()
     if weights is not None and found.weights is not None:
         compaction.put(block.part(weights), found.weights)
     if mask is not None:
@@ -243,29 +220,40 @@ def _run_block(block: Block, spec: Spec, collector: Collector, weights: Tensor |
     return found
 
 
-def operands_of(block: Block, spec: Spec) -> Operands:
-    """The valid tokens of a block as the definition takes them."""
+def operands_of(block: Block, spec: Spec) -> tuple[Operands, Known]:
+    """The valid tokens of a block as the definition takes them, and the statistics that are known of them."""
     batch = block.batch
 
     def logp(x: Tensor) -> Tensor:
         return block.take(x).to(batch.dtype)
 
-    return Operands(
-        train=logp(batch.train),
-        rollout=logp(batch.rollout),
-        valid=None,
-        sequences=block.sequences,
+    pairs = {of: (logp(one), logp(other)) for of, (one, other) in batch.pairs.items()}
+    every = policies((logp(batch.train), logp(batch.rollout)), pairs, block.mass(batch.mass))
+    turns = None if block.turns is None else block.turns.turns
+    others = {of: read_tokens(*two, block.sequences, spec, turns) for of, two in every.items()}
+    tokens = others.pop("train/rollout")
+    known = take(tokens, block.n_valid, spec, bounds_of(spec, batch))
+    given = Operands(
+        tokens=tokens,
         n_valid=block.n_valid,
         spec=spec,
         advantages=None if batch.advantages is None else block.advantages(batch.advantages),
         external={name: block.take(x) for name, x in batch.external_of(spec).items()},
-        pairs={of: (logp(one), logp(other)) for of, (one, other) in batch.pairs.items()},
-        mass=block.mass(batch.mass),
-        turns=None if block.turns is None else block.turns.turns,
+        others=others,
         bounds=batch.bounds,
         groups=batch.groups.placed()[block.rows] if batch.groups is not None and spec.asks_groups else None,
-        reader=reader_of((None, None) if batch.bounds is None else batch.bounds.known_of_weight()),
     )
+    return given, known
+
+
+def bounds_of(spec: Spec, batch: OpenBatch) -> WeightBounds:
+    """The bounds of the weight of a Spec, as numbers."""
+    weight = spec.weight
+    if weight is None:
+        return OPEN
+    if batch.bounds is None or not weight.rules:
+        return bounds_in_numbers(weight.low, weight.high)
+    return with_found(weight, *batch.bounds.of_weight(weight, batch.train, None))
 
 
 def _put_mask(out: Tensor, given: Tensor | None, padded: bool, compaction: Compaction, found: Findings) -> None:

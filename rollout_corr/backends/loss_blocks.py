@@ -23,7 +23,7 @@ from ..specs.surrogate import Decided, TokenLoss
 from ..specs.terms import Objective
 from ..specs.thresholds import log_of
 from . import blocks, whole
-from .cpu_sums import SMALL, CpuPacked, ExactSums, k3_within
+from .cpu_sums import SMALL, ExactSums, k3_within
 from .loss_task import LossResult, LossTask
 
 if TYPE_CHECKING:
@@ -200,9 +200,9 @@ class CpuTokensThatTrain(TokensThatTrain):
     def sums_of_ratios(self, used: Tensor) -> dict[str, Number]:
         if self._ends is None:
             return super().sums_of_ratios(used)
-        largest, sequences = max(self._ends), self._units
-        if self._by_slope and used.shape[0] <= SMALL and isinstance(sequences, CpuPacked):
-            exact = ExactSums(used, sequences, largest, largest)
+        largest = max(self._ends)
+        if self._by_slope and used.shape[0] <= SMALL:
+            exact = ExactSums(used, largest, largest)
             return dict(zip(RATIOS, (exact.sum, exact.excess(self._n), exact.excess2, exact.k3), strict=True))
         return self.sums_by_k3(used, k3_within(used, largest))
 

@@ -14,6 +14,7 @@ every rank's in a column of its own.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -85,7 +86,7 @@ class Split:
         """Add floating x up over all ranks: [S] float64."""
         return from_limbs(self._totals(to_limbs(self.part.sum(x), self.ranks)))
 
-    def sum_integers(self, x: Tensor) -> Tensor:
+    def sum_integers(self, x: Tensor, largest: float = math.inf) -> Tensor:
         """Add int64 or bool x up over all ranks: [S] int64."""
         return self._totals(self.part.sum_integers(x)[None])[0]
 
@@ -93,10 +94,6 @@ class Split:
         """Find the largest floating x over all ranks: [S]; -inf for a sequence without tokens."""
         here = self.part.max(x).double().view(torch.int64)
         return self._totals(apart(here, self.rank, self.ranks)).view(torch.float64).amax(0).to(x.dtype)
-
-    def ends(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Find the largest x and the largest -x over all ranks: [S] each."""
-        return self.max(x), self.max(-x)
 
     def spread(self, per_sequence: Tensor) -> Tensor:
         """Give every token of this rank its sequence's value."""

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from ..definition.offsets import OffsetsError, checked_offsets
+from ..definition.sequences import Packed
 from ..definition.turns import Turns, turns_within
 from ..specs.caches import cached
 from ..specs.checked import keywords_meant
 from ..specs.correction import Spec
 from ..specs.validate import shown
 from .batch import INTEGERS, OFFSETS, OpenBatch, Reader, checked_tensor
-from .cpu_sums import CpuPacked
 from .layouts import LogProbs, shape_of
 
 
@@ -51,9 +51,9 @@ def block_of_turns(batch: OpenBatch, slots: slice, starts: Tensor, valid: Tensor
     first, last = slots.start * width, slots.stop * width
     begin, end = torch.searchsorted(batch.turns, torch.tensor([first, last], device="cpu")).tolist()
     offsets = batch.turns[begin : end + 1] - first
-    n_valid = offsets.diff() if valid is None else CpuPacked(offsets, last - first).sum_integers(valid)
+    n_valid = offsets.diff() if valid is None else Packed(offsets, last - first).sum_integers(valid)
     within = turns_within(offsets, torch.cat([starts, starts.new_tensor([last - first])]))
-    return BlockOfTurns(Turns(CpuPacked.of_lengths(n_valid, total), within, n_valid), slice(begin, end))
+    return BlockOfTurns(Turns(Packed.of_lengths(n_valid, total), within, n_valid), slice(begin, end))
 
 
 # --- reading ---

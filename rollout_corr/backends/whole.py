@@ -15,6 +15,7 @@ from ..definition.bounds import OPEN
 from ..definition.correction import Advantages
 from ..definition.findings import Operands, evaluate
 from ..definition.sequences import Flattened, Packed, Rows, Sequences
+from ..definition.tokens import policies, read_tokens
 from ..definition.turns import Turns, turns_within
 from ..definition.weights import kept_tokens
 from ..metrics.all_sequences import AllSequences
@@ -156,18 +157,18 @@ def start_split(batch: OpenBatch, spec: Spec, group: Any) -> tuple[Callable[[], 
 def operands_of(batch: OpenBatch, spec: Spec, sequences: Rows | Packed | Split, valid: Tensor | None) -> Operands:
     """All tokens of a batch as the definition takes them."""
     dtype = batch.dtype
+    pairs = {of: (one.to(dtype), other.to(dtype)) for of, (one, other) in batch.pairs.items()}
+    mass = None if batch.mass is None else batch.mass.each(lambda log: log.to(dtype))
+    every = policies((batch.train.to(dtype), batch.rollout.to(dtype)), pairs, mass)
+    turns = None if batch.turns is None else turns_of(batch, sequences, valid)
+    read = {of: read_tokens(*two, valid, sequences, spec, turns) for of, two in every.items()}
     return Operands(
-        train=batch.train.to(dtype),
-        rollout=batch.rollout.to(dtype),
-        valid=valid,
-        sequences=sequences,
+        tokens=read.pop("train/rollout"),
         n_valid=count_valid(batch, sequences, valid),
         spec=spec,
         advantages=None if batch.advantages is None else advantages_of(batch, batch.advantages, sequences),
         external=batch.external_of(spec),
-        pairs={of: (one.to(dtype), other.to(dtype)) for of, (one, other) in batch.pairs.items()},
-        mass=None if batch.mass is None else batch.mass.each(lambda log: log.to(dtype)),
-        turns=None if batch.turns is None else turns_of(batch, sequences, valid),
+        others=read,
         bounds=batch.bounds,
         groups=batch.groups.placed() if batch.groups is not None and spec.asks_groups else None,
     )

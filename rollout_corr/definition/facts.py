@@ -87,7 +87,7 @@ def sequence_facts(
         tokens=n_valid,
         measured=n_measured,
         nonfinite=tokens.nonfinite,
-        differing=tokens.count_differing(n_valid),
+        differing=tokens.n_differing,
         kept=tokens_kept(tokens, n_valid, decision),
         keep=decision.keep,
         train=train,
@@ -147,9 +147,9 @@ def _weight_facts(
         return found
     if not spec.weight.per_token:
         return _of_units(weighing)
-    total = total_bounded = tokens.ratios_of_sequences(spec.weight, weighing.ratio)
+    total = total_bounded = tokens.sum_weights("ratio", weighing.ratio)
     if spec.weight.bounded:
-        total_bounded = tokens.weights_of_sequences(weighing.asked, weighing.bounds, weighing.weight)
+        total_bounded = tokens.sum_weights("weight", weighing.weight)
     found = _means(total, total_bounded, n_measured)
     if spec.asks_batch and spec.weight.rules:
         found["log_weight"] = _between_ends(found["log_weight"], weighing.log_ratio, tokens.measured, tokens.sequences)

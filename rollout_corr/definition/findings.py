@@ -13,9 +13,7 @@ from . import correction
 from .bounds_of_batch import BoundsOfBatch
 from .correction import Advantages, Decision
 from .facts import SequenceFacts, sequence_facts
-from .sequences import Sequences
-from .tokens import KeptMass, Number, Reader, Tokens, read_tokens
-from .turns import Turns
+from .tokens import Number, Tokens
 from .weights import Weighing, weigh, weights_of
 
 Numbers = dict[str, Number]
@@ -24,20 +22,14 @@ Numbers = dict[str, Number]
 class Operands(NamedTuple):
     """Some whole sequences to correct, the Spec, and what it reads besides log-probs."""
 
-    train: Tensor  # [N] or [B, T] both, in the dtype that computes
-    rollout: Tensor
-    valid: Tensor | None  # none: all tokens are valid
-    sequences: Sequences
+    tokens: Tokens  # read under the Spec
     n_valid: Tensor  # [S] int64, the valid tokens of each sequence
     spec: Spec
     advantages: Advantages | None  # for criteria with `when`
     external: Mapping[str, Tensor]  # for criteria with stat="external", by name
-    pairs: Mapping[str, tuple[Tensor, Tensor]] | None = None  # other policies, by `Criterion.of`
-    mass: KeptMass | None = None  # between a policy of the trainer and the rollout's, so not in new/old
-    turns: Turns | None = None  # where the Spec measures them
+    others: Mapping[str, Tokens]  # under other pairs of policies, by `Criterion.of`
     bounds: BoundsOfBatch | None = None  # gives the bounds that the batch decides, where the Spec has such
     groups: Tensor | None = None  # [S] int64, the group of each sequence, where groups decide bounds
-    reader: Reader = read_tokens  # reads the tokens
 
 
 class Decided(NamedTuple):
@@ -70,22 +62,11 @@ class Findings:
 
 
 def decided(given: Operands) -> Decided:
-    """Read the tokens of some whole sequences and run the criteria."""
-    spec, mass = given.spec, given.mass
-    train, rollout, pairs = given.train, given.rollout, given.pairs or {}
-    if mass is not None:
-        train, rollout = mass.taken_from(train, rollout)
-        pairs = {of: two if of == "new/old" else mass.taken_from(*two) for of, two in pairs.items()}
-
-    def read(train: Tensor, rollout: Tensor) -> Tokens:
-        return given.reader(train, rollout, given.valid, given.sequences, spec, given.turns)
-
-    tokens = read(train, rollout)
-    n_measured = given.n_valid
+    """Run the criteria."""
+    tokens, spec, n_measured = given.tokens, given.spec, given.n_valid
     if tokens.nonfinite is not None and spec.nonfinite == "reject":
         n_measured = given.n_valid - tokens.nonfinite
-    others = {of: read(*two) for of, two in pairs.items()}
-    more = given.advantages, given.external, others, given.bounds, given.groups
+    more = given.advantages, given.external, given.others, given.bounds, given.groups
     decision = correction.decide(tokens, n_measured, spec, *more)
     return Decided(tokens, given.n_valid, n_measured, decision)
 

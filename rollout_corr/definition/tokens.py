@@ -5,22 +5,20 @@
 2. `k3`, `probability`, `binary_kl`: formulas of a token that do not cancel.
 3. `sum_of_d`, `sum_of_statistic`: sums that decide, as sums of integers.
 
-`Tokens` answers by the plain formulas. A backend may hand in a `Reader` that makes a subclass, with equal answers: that
-of the CPU (backends/cpu_sums.py) knows the extrema of D.
+A backend that may read values hands in what it knows of tokens as data: the ends of D, and what else is `derived`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..specs.correction import Spec, Weight
-from .bounds import WeightBounds
+from ..specs.correction import Spec
 from .sequences import Sequences
 from .turns import Turns
 
@@ -121,16 +119,18 @@ def to_grid(x: Tensor, grid: float) -> Tensor:
     return x.sign().add_(x, alpha=2.0 * grid).div_(2.0, rounding_mode="trunc")
 
 
-def sum_of_d(saturated: Tensor, sequences: Sequences, propagate: bool, d: Tensor) -> Tensor:
+def sum_of_d(saturated: Tensor, sequences: Sequences, propagate: bool, d: Tensor, largest: float = math.inf) -> Tensor:
     """[S] float64: the sum of D, -D or |D| saturated at +-1024, exact and so independent of any order.
 
     It is 0 where a token does not count. With `propagate` NaN and infinity of `d`, before saturation, go into the sum.
+    `largest` is a bound of |saturated|, where one was read.
     """
     finite = _finite(saturated, propagate)
     if d.dtype == torch.float64:
         total = sequences.sum(finite)
     else:
-        total = sequences.sum_integers(to_grid(finite, GRID_OF_D)).double() / GRID_OF_D
+        whole = to_grid(finite, GRID_OF_D)
+        total = sequences.sum_integers(whole, GRID_OF_D * largest + 1.0).double() / GRID_OF_D
     return total + sequences.sum(d - _finite(d, True)) if propagate else total
 
 
@@ -190,7 +190,8 @@ class Tokens:
     """The tokens of some sequences, read under a Spec. Tensors are per token, [N] or [B, T], unless they say [S].
 
     `valid` (the mask is not 0) and `measured` (valid, and D finite or taken as it is) are bool, or None if all are.
-    Log-probs and D are 0 where a token is not measured. What is derived is computed once.
+    Log-probs and D are 0 where a token is not measured. What is `derived` is computed once, here or as whoever read the
+    tokens knows to: that hands in the tensor, or a function that gives it.
     """
 
     sequences: Sequences
@@ -204,7 +205,8 @@ class Tokens:
     propagate: bool
     turns: Turns | None = None  # where the Spec measures them
     bad: Tensor | None = None  # bool: valid, and D is NaN or infinite; None: there is none
-    derived: dict[str, Tensor] = field(default_factory=dict)
+    ends: tuple[float, float] | None = None  # -min D and max D, where they were read; then no D is NaN or infinite
+    derived: dict[str, Tensor | Callable[[], Tensor]] = field(default_factory=dict)
 
     def count(self, which: Tensor) -> Tensor:
         """[S] int64: how many tokens of each sequence are True in `which`."""
@@ -216,9 +218,15 @@ class Tokens:
         which = self.d != 0.0
         return which if self.bad is None else which | self.bad
 
-    def count_differing(self, n_valid: Tensor) -> Tensor:
-        """[S] int64: how many tokens of each sequence differ, of [S] valid ones."""
-        return self.count(self.differing)
+    @property
+    def n_differing(self) -> Tensor:
+        """[S] int64: how many tokens of each sequence differ."""
+        return self.once("n_differing", lambda: self.count(self.differing))
+
+    @property
+    def largest(self) -> float:
+        """The largest |D|, infinite where nobody has read it."""
+        return math.inf if self.ends is None else max(self.ends)
 
     def units(self, over: str) -> Sequences:
         """Which tokens belong together in a unit above the token, a "turn" or a "sequence"."""
@@ -229,7 +237,7 @@ class Tokens:
 
     def limited(self, limit: float) -> Tensor:
         """D within +-limit."""
-        return self.d.clamp(-limit, limit)
+        return self.d if self.largest <= limit else self.d.clamp(-limit, limit)
 
     def clamped(self, token_clamp: float | None = None) -> Tensor:
         """D after the token clamp, and after the clamp that guards every exp."""
@@ -258,45 +266,34 @@ class Tokens:
         return self.once("excess", lambda: self.clamped() + self.k3)
 
     @property
-    def extrema(self) -> tuple[Number, Number]:
-        """(-min D, max D) over measured tokens; -inf, -inf when there is none."""
-        return extrema(self.d, self.measured)
-
-    @property
     def sum_d(self) -> Tensor:
         """[S] float64: the sum of D over measured tokens."""
         return self.sum_d_over("sequence")
 
     def sum_d_over(self, over: str) -> Tensor:
         """[S] or [U] float64: the sum of D over the measured tokens of a unit."""
-        return self.once(f"sum_d/{over}", lambda: self.sum_d_of(self.units(over)))
-
-    def sum_d_of(self, units: Sequences) -> Tensor:
-        """[S] or [U] float64: the sum of D over the measured tokens of each of some units."""
-        return sum_of_d(self.saturated, units, self.propagate, self.d)
+        largest = math.inf if self.ends is None else min(self.largest, LARGEST_D)
+        return self.once(
+            f"sum_d/{over}", lambda: sum_of_d(self.saturated, self.units(over), self.propagate, self.d, largest)
+        )
 
     @property
     def sums_of_log_probs(self) -> tuple[Tensor, Tensor]:
         """[S] float64 each: the sums of train_logp and of rollout_logp over measured tokens."""
-        return self.sequences.sum(self.train), self.sequences.sum(self.rollout)
+        train = self.sequences.sum(self.train)
+        # Where it is known that no D was saturated, the sum of D is exact.
+        return train, train - self.sum_d if self.largest <= LARGEST_D else self.sequences.sum(self.rollout)
 
-    def ratios_of_sequences(self, asked: Weight, ratio: Tensor) -> Tensor:
-        """[S] float64: the sums over measured tokens of the ratio of a weight per token, before the bounds."""
-        return self.sequences.sum(select(self.measured, ratio))
-
-    def weights_of_sequences(self, asked: Weight, bounds: WeightBounds, weight: Tensor) -> Tensor:
-        """[S] float64: the sums over measured tokens of a weight per token, after the bounds."""
-        return self.sequences.sum(select(self.measured, weight))
-
-    def forget(self) -> None:
-        """Free what was derived and is as large as the tokens, after its last use."""
-        self.derived.clear()
+    def sum_weights(self, name: str, weight: Tensor) -> Tensor:
+        """[S] float64: the sum over measured tokens of a weight per token, the "ratio" or the "weight"."""
+        return self.once(f"sum/{name}", lambda: self.sequences.sum(select(self.measured, weight)))
 
     def once(self, name: str, compute: Callable[[], Tensor]) -> Tensor:
         """A derived tensor by name, computed the first time."""
-        if name not in self.derived:
-            self.derived[name] = compute()
-        return self.derived[name]
+        found = self.derived.get(name, compute)
+        if not isinstance(found, Tensor):
+            found = self.derived[name] = found()
+        return found
 
 
 def read_tokens(
@@ -319,5 +316,11 @@ def read_tokens(
     return Tokens(sequences, train, rollout, d, valid, measured, nonfinite, spec.clamp, propagate, turns, counted)
 
 
-# Reads tokens as `read_tokens` does.
-Reader = Callable[[Tensor, Tensor, Tensor | None, Sequences, Spec, Turns | None], Tokens]
+Policies = tuple[Tensor, Tensor]
+
+
+def policies(two: Policies, pairs: Mapping[str, Policies], mass: KeptMass | None) -> dict[str, Policies]:
+    """The two log-probs of every D by `Criterion.of`, "train/rollout" first; `pairs` are the others."""
+    every = {"train/rollout": two, **pairs}
+    # The mass lies between a policy of the trainer and the rollout's, so not in new/old.
+    return every if mass is None else {of: x if of == "new/old" else mass.taken_from(*x) for of, x in every.items()}

@@ -25,8 +25,8 @@ from .rows import At
 from .statistics import Statistics
 from .sums import OfBatch, OfLabels
 
-# Sums and maxima of a block by name.
-Known = Callable[[Findings], tuple[Numbers, Numbers]]
+# Sums and maxima by name.
+Known = tuple[Numbers, Numbers]
 
 
 class Plan(NamedTuple):
@@ -49,12 +49,15 @@ def plan_of(spec: Spec) -> Plan:
     )
 
 
-def of_block(found: Findings, rows: Rows, known: Known | None) -> tuple[Numbers, Numbers]:
-    """Sums and maxima of some whole sequences by rows at "tokens" and "blocks", 0-d each; "histogram" is [512]."""
+def of_block(found: Findings, rows: Rows, known: Known) -> Known:
+    """Sums and maxima of some whole sequences by rows at "tokens" and "blocks", 0-d each; "histogram" is [512].
+
+    Rows whose statistics are known are not taken.
+    """
     spec, by = found.spec, OfBatch(found.tokens.d)
     sums: Numbers = {}
     maxima: Numbers = {}
-    known_sums, known_maxima = (sums, maxima) if known is None else known(found)
+    known_sums, known_maxima = known
     for value, names, ends in rows.several:
         if names and names[0] in known_sums:
             for name in names:
@@ -148,14 +151,11 @@ def _number(x: Number, device: torch.device) -> Tensor:
 class Collector:
     """The statistics of consecutive blocks, added up.
 
-    With `on_host` every number is read at once, which on a CPU takes less time than an operation on it. `known` gives
-    statistics of a block, by name, that its backend has already; their rows are not taken.
+    With `on_host` every number is read at once, which on a CPU takes less time than an operation on it.
     """
 
-    def __init__(
-        self, spec: Spec, on_host: bool = False, labeled: tuple[Labeled, ...] = (), known: Known | None = None
-    ) -> None:
-        self._spec, self._on_host, self._plan, self._known = spec, on_host, plan_of(spec), known
+    def __init__(self, spec: Spec, on_host: bool = False, labeled: tuple[Labeled, ...] = ()) -> None:
+        self._spec, self._on_host, self._plan = spec, on_host, plan_of(spec)
         self._labels = LabelCollector(spec, labeled) if labeled else None
         self._facts: list[SequenceFacts] = []
         self._sums: list[Numbers] = []
@@ -163,9 +163,12 @@ class Collector:
         self._histograms: list[Tensor] = []
         self._bounds = OPEN
 
-    def take(self, found: Findings, choose: Callable[[Tensor], Tensor] | None = None) -> None:
-        """Take the statistics of the next block; `choose` gives its tokens of a tensor in the shape of the batch."""
-        sums, maxima = of_block(found, self._plan.of_blocks, self._known)
+    def take(self, found: Findings, choose: Callable[[Tensor], Tensor] | None = None, known: Known = ({}, {})) -> None:
+        """Take the statistics of the next block.
+
+        `choose` gives its tokens of a tensor in the shape of the batch; `known` are statistics that its backend has.
+        """
+        sums, maxima = of_block(found, self._plan.of_blocks, known)
         if isinstance(bins := sums.pop("histogram", None), Tensor):
             self._histograms.append(bins)
         self._facts.append(found.facts)

@@ -1,81 +1,35 @@
-"""The CPU's own sums: along tiles, of small D by a series, and of outliers one by one."""
+"""The CPU's own sums: of whole numbers as floats, of small D by a series, and of outliers one by one."""
 
 from __future__ import annotations
 
 import itertools
 import math
 from decimal import Decimal, localcontext
-from unittest import mock
 
 import pytest
 import torch
 
-from rollout_corr.backends import cpu_sums
-from rollout_corr.backends.cpu_sums import SMALL_D, CpuPacked, SeriesSums, k3_within, outliers_above
-
-ENDS = [
-    [5, 5, 21, 21, 22, 300, 300, 301, 512, 700, 704, 704],
-    [0, 64, 128, 1000],
-    [0, 0, 63, 65, 1000],
-    [70, 90, 91, 999, 1000],
-    [0, 1000],
-    [3, 960],
-    [1000, 1000],
-]
-
-
-@pytest.mark.parametrize("ends", ENDS)
-def test_sums_along_tiles(ends: list[int]) -> None:
-    """Sequences that share a tile or are empty, tokens before and behind all, and beyond the last whole tile."""
-    generator = torch.Generator().manual_seed(4)
-    x = torch.randn(1000, generator=generator) * 1e3
-    whole = (torch.randn(1000, generator=generator) * 2.0**30).round()
-    packed, pairs = CpuPacked(torch.tensor(ends), 1000), [*itertools.pairwise(ends)]
-    tiles = cpu_sums.Tiles(packed.offsets, 1000)
-    found, wanted = tiles.sum(x), [math.fsum(x[a:b].tolist()) for a, b in pairs]
-    scales = [math.fsum(x[a:b].abs().tolist()) for a, b in pairs]
-    assert found.dtype == torch.float64
-    # Sums of 64 in float32; measured: 1.1e-7 of the sum of absolute values.
-    assert all(abs(a - b) <= 3e-7 * c for a, b, c in zip(found.tolist(), wanted, scales, strict=True))
-    for largest in (math.inf, float(whole.abs().max())):
-        assert tiles.sum_integers(whole.clone(), largest).tolist() == [int(whole[a:b].long().sum()) for a, b in pairs]
-    assert tiles.max(x).tolist() == [max(x[a:b].tolist(), default=-math.inf) for a, b in pairs]
-    for found_ends, wanted_ends in zip(tiles.ends(x), (tiles.max(x), tiles.max(-x)), strict=True):
-        assert torch.equal(found_ends, wanted_ends)
-    # Nothing in one sequence touches another.
-    first, last = pairs[len(pairs) // 2]
-    x[:first], x[last:] = math.nan, math.inf
-    assert tiles.sum(x)[len(pairs) // 2] == found[len(pairs) // 2]
-    assert tiles.max(x)[len(pairs) // 2] == max(x[first:last].tolist(), default=-math.inf)
-    assert tiles.ends(x)[1][len(pairs) // 2] == -min(x[first:last].tolist(), default=math.inf)
-
-
-def test_long_sequences_are_summed_along_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where most tiles are whole; short ones, other dtypes and what has a gradient are summed token by token."""
-    monkeypatch.setattr(cpu_sums, "TILED", 1000)
-    with mock.patch.object(cpu_sums, "Tiles", wraps=cpu_sums.Tiles) as cut:
-        for size, count, x, tiled in (
-            (1000, 2, torch.ones(1000), True),
-            (999, 2, torch.ones(999), False),
-            (1000, 8, torch.ones(1000), False),
-            (1000, 2, torch.ones(1000).double(), False),
-            (1000, 2, torch.ones(1000).requires_grad_(), False),
-        ):
-            cut.reset_mock()
-            packed = CpuPacked(torch.arange(count + 1) * (size // count), size)
-            assert packed.sum(x).tolist() == [size // count] * count
-            assert packed.sum_integers(x.detach().clone()).tolist() == [size // count] * count
-            # Without a gradient the second is tiled; it is asked for all the same.
-            assert cut.call_count == tiled or x.requires_grad
+from rollout_corr.backends.cpu_sums import SMALL_D, SeriesSums, k3_within, outliers_above
+from rollout_corr.definition.sequences import Packed
 
 
 def test_flags_are_spread_by_a_running_sum() -> None:
-    """As the index does it, gaps and empty sequences included."""
-    offsets = torch.tensor([3, 3, 40, 41, 41, 400, 420])
-    for flags in itertools.product([False, True], repeat=6):
-        keep = torch.tensor(flags)
-        packed = CpuPacked(offsets, 420)
-        assert torch.equal(packed.spread(keep)[3:], keep.index_select(0, packed.ids)[3:])
+    """As the index does it, where sequences leave no gap; empty ones at both ends and in between."""
+    lengths = torch.tensor([0, 37, 1, 0, 359, 20, 0])
+    for flags in itertools.product([False, True], repeat=7):
+        keep, plain = torch.tensor(flags), Packed.of_lengths(lengths, 417)
+        assert torch.equal(plain.spread(keep), keep.index_select(0, plain.ids))
+        assert torch.equal(Packed.of_lengths(lengths, 417).spread(keep), plain.spread(keep))
+
+
+def test_whole_numbers_are_summed_where_float64_holds_them() -> None:
+    """Up to 2^53 in all; a running sum of int64 beyond, where float64 would lose the last digit."""
+    x = torch.tensor([2.0**52, 2.0**52 - 1.0, 1.0, -(2.0**52)], dtype=torch.float64)
+    packed = Packed(torch.tensor([0, 2, 2, 4]), 4)
+    assert packed.sum_integers(x.clone(), 2.0**51).dtype == torch.float64
+    for largest in (2.0**52, math.inf):
+        found = packed.sum_integers(x.clone(), largest)
+        assert found.dtype == torch.int64 and found.tolist() == [2**53 - 1, 0, 1 - 2**52]
 
 
 @pytest.mark.parametrize("size", [0, 1, 63, 64, 65, 5000])
@@ -105,19 +59,18 @@ def test_sums_of_small_d_and_of_outliers(dtype: torch.dtype, within: float, many
     assert outliers is not None or many == 1
     outliers = (d.abs() > SMALL_D).nonzero().squeeze(1) if outliers is None else outliers
     offsets = torch.tensor([0, 70, 70, d.shape[0]])
-    sums = SeriesSums(d, CpuPacked(offsets, d.shape[0]), outliers, 20.0, 18.0)
+    sums = SeriesSums(d, Packed(offsets, d.shape[0]), outliers, 20.0, 18.0)
     with localcontext() as context:
         context.prec = 60
         exact = [(Decimal(x), Decimal(x).exp() - 1) for x in d.tolist()]
         of_k3 = [float(sum(e - x for x, e in exact[a:b])) for a, b in itertools.pairwise(offsets)]
         squares = [float(sum(x * x for x, _ in exact)), float(sum(e * e for _, e in exact))]
     nothing = torch.zeros(3, dtype=torch.float64)
-    found = sums.excess_of_sequences(nothing, sums.outlier_excess - sums.outliers + sums.outlier_d)
+    # Of sums of D that are 0 what is left is k3.
+    found = sums.excess_of_sequences(nothing, sums.outlier_excess)
     assert found.tolist() == pytest.approx(of_k3, rel=within)
     assert sums.k3 == pytest.approx(sum(of_k3), rel=within)
-    assert SeriesSums(d, CpuPacked(offsets, d.shape[0]), outliers, 20.0, 18.0).k3 == pytest.approx(
-        sum(of_k3), rel=within
-    )
+    assert SeriesSums(d, Packed(offsets, d.shape[0]), outliers, 20.0, 18.0).k3 == pytest.approx(sum(of_k3), rel=within)
     assert [sums.d2, sums.excess2] == pytest.approx(squares, rel=within)
     each = sums.k3_of_tokens().double()
     assert each.tolist() == pytest.approx([float(e - x) for x, e in exact], rel=5e-7 if within > 1e-9 else 1e-13)

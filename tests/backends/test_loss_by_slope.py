@@ -10,10 +10,10 @@ import torch
 import rollout_corr as rc
 from builders.rounding import all_near, near
 from rollout_corr.backends import loss_blocks
-from rollout_corr.backends.cpu_sums import CpuPacked
 from rollout_corr.backends.loss_blocks import CpuTokensThatTrain, by_slope
 from rollout_corr.definition import loss
 from rollout_corr.definition.loss import Operands
+from rollout_corr.definition.sequences import Packed
 from rollout_corr.specs.surrogate import Decided
 from rollout_corr.specs.terms import KL, Objective, SquaredLogRatio
 
@@ -43,7 +43,7 @@ def operands(dtype=torch.float32, weighted=False, trains="all", spread=0.3, many
     }
     which["every one"] = torch.ones(size, dtype=torch.bool)
     return Operands(
-        sequences=CpuPacked.of_lengths(lengths, size),
+        sequences=Packed.of_lengths(lengths, size),
         n_valid=lengths,
         new=new,
         base=new - x,
