@@ -21,8 +21,8 @@ from ..definition.weights import kept_tokens
 from ..specs.caches import cached
 from ..specs.correction import Criterion, Spec
 from . import turns as of_turns
-from .all_sequences import AllSequences
-from .rows import Aggregate, At, Column, always, both_ends, ends_of_column, exp, of_column, over_tokens, total
+from .all_sequences import AllSequences, OfColumns
+from .rows import Aggregate, At, always, both_ends, ends_of_column, exp, of_column, over_tokens, total
 from .sums import OfTokens, Reducer, Sums, by_weight, squares_of_weight, sum_of_weight
 
 # The log of a ratio of 2.
@@ -113,16 +113,16 @@ AGGREGATES: list[Aggregate] = [
     *_weights("tokens", _weighs_tokens, _squares_its_own),
     Aggregate((), both_ends("d"), "tokens", of_tokens=lambda f, by: by.ends(f.tokens.d, f.tokens.measured)),
     # Sequences.
-    total("tokens", "sequences", lambda s: s.tokens(s.facts.tokens), always, _counting(lambda f: f.tokens.valid)),
+    total("tokens", "sequences", lambda s: s.facts.tokens, always, _counting(lambda f: f.tokens.valid)),
     Aggregate(("tokens_outside",), (), "call", of_all=lambda s: (s.tokens_outside,), local=True),
     # Counted behind the backends, in padded batches without a mask.
     Aggregate(("sequences_padded",), (), "call", of_all=lambda s: (0 * s.tokens_outside,), local=True),
-    total("tokens_measured", "sequences", lambda s: s.tokens(s.facts.measured), always,
+    total("tokens_measured", "sequences", lambda s: s.facts.measured, always,
           _counting(lambda f: f.tokens.measured)),
     total("tokens_nonfinite", "sequences", lambda s: s.nonfinite, always, lambda f, by: _count_some(by, f.tokens.bad)),
-    total("tokens_differing", "sequences", lambda s: s.tokens(s.facts.differing), always,
+    total("tokens_differing", "sequences", lambda s: s.facts.differing, always,
           _counting(lambda f: f.tokens.differing)),
-    total("tokens_kept", "sequences", lambda s: s.tokens(s.facts.kept), always,
+    total("tokens_kept", "sequences", lambda s: s.facts.kept, always,
           _counting(lambda f: kept_tokens(f.tokens, f.decision))),
     total("sequences", "sequences", lambda s: s.nonempty),
     total("sequences_measured", "sequences", lambda s: s.measured),
@@ -141,7 +141,7 @@ AGGREGATES: list[Aggregate] = [
     of_column("abs_sum_d", "size"),
     total("sequences_clamped", "measured", lambda s: s.sequences_clamped()),
     ends_of_column("log_ppl_diff", "gap"),
-    Aggregate((), ("max_abs_sum_d",), "measured", of_all=lambda s: (s.max_size,)),
+    Aggregate((), ("max_abs_sum_d",), "measured", of_all=lambda s: s.ends("size")[:1]),
     # Weights, over tokens and over sequences. Of token weights a sequence has the mean.
     of_column("raw", ("measured", "ratio"), _weighted, sum_of_weight("ratio")),
     of_column("weight", ("measured", "weight"), _weighted, sum_of_weight("weight")),
@@ -270,16 +270,15 @@ def rows_at(spec: Spec, *places: At) -> list[Aggregate]:
 class Rows(NamedTuple):
     """Rows that are taken together, apart by how."""
 
-    each: tuple[tuple[str, Callable[[AllSequences], Number]], ...]  # sums of a value of each sequence or turn
-    named: tuple[str, ...]  # names of sums of columns of `AllSequences`
-    columns: tuple[Column, ...]  # those columns
+    each: tuple[tuple[str, Callable[[AllSequences], Tensor]], ...]  # sums of a value of each sequence or turn
     # What gives several numbers, the names of the sums among them, and those of the maxima, which follow.
     several: tuple[tuple[Callable[..., tuple[Number, ...]], tuple[str, ...], tuple[str, ...]], ...]
+    columns: OfColumns  # those of both that are of columns
 
     @classmethod
     def of(cls, rows: list[Aggregate]) -> Rows:
         """Sort rows."""
-        columns = [(row.sums[0], row.column) for row in rows if row.column is not None]
+        of_columns = [(row, row.column) for row in rows if row.column is not None]
         # No `or`, because torch 2.11's compiler asks no function for its truth.
         several = [
             (row.of_tokens if row.of_all is None else row.of_all, row.sums, row.maxima)
@@ -287,10 +286,12 @@ class Rows(NamedTuple):
             if row.each is None
         ]
         return cls(
-            tuple((row.sums[0], row.each) for row in rows if row.each is not None and row.column is None),
-            tuple(name for name, _ in columns),
-            tuple(column for _, column in columns),
+            tuple((row.sums[0], row.each) for row in rows if row.each is not None),
             tuple((value, names, ends) for value, names, ends in several if value is not None),
+            OfColumns(
+                tuple((row.sums[0], column) for row, column in of_columns if row.sums),
+                tuple((row.maxima, column) for row, column in of_columns if row.maxima and isinstance(column, str)),
+            ),
         )
 
 

@@ -27,6 +27,7 @@ from .sums import OfBatch, OfLabels
 
 # Sums and maxima by name.
 Known = tuple[Numbers, Numbers]
+NOTHING: Known = ({}, {})
 
 
 class Plan(NamedTuple):
@@ -54,25 +55,29 @@ def of_block(found: Findings, rows: Rows, known: Known) -> Known:
 
     Rows whose statistics are known are not taken.
     """
-    spec, by = found.spec, OfBatch(found.tokens.d)
-    sums: Numbers = {}
-    maxima: Numbers = {}
-    known_sums, known_maxima = known
-    for value, names, ends in rows.several:
-        if names and names[0] in known_sums:
-            for name in names:
-                sums[name] = known_sums[name]
-        elif not names and ends[0] in known_maxima:
-            for name in ends:
-                maxima[name] = known_maxima[name]
-        else:
-            _put(value(found, by), names, ends, sums, maxima)
+    spec = found.spec
+    sums, maxima = _several(rows, known, found, OfBatch(found.tokens.d))
     if spec.detail == "full":
         sums["histogram"] = histogram(found.tokens.d, found.tokens.measured)
     if len(spec.report) > 1:
         more_sums, more_maxima = peers.collect(found, spec)
         sums.update(more_sums)
         maxima.update(more_maxima)
+    return sums, maxima
+
+
+def _several(rows: Rows, known: Known, *given: object) -> Known:
+    """Take the rows that give several numbers, those that are known apart."""
+    sums: Numbers = {}
+    maxima: Numbers = {}
+    known_sums, known_maxima = known
+    for value, names, ends in rows.several:
+        if names and names[0] in known_sums:
+            sums.update((name, known_sums[name]) for name in names)
+        elif not names and ends[0] in known_maxima:
+            maxima.update((name, known_maxima[name]) for name in ends)
+        else:
+            _put(value(*given), names, ends, sums, maxima)
     return sums, maxima
 
 
@@ -84,27 +89,23 @@ def _put(
     maxima.update(zip(ends, values[len(names) :], strict=True))
 
 
-def of_sequences(view: AllSequences, plan: Plan, on_host: bool = False) -> tuple[Numbers, Numbers]:
+def of_sequences(view: AllSequences, plan: Plan, on_host: bool = False) -> Known:
     """Sums and maxima over all sequences of a batch, each counting once."""
     sums: Numbers = {}
     maxima: Numbers = {}
+    known = view.read(plan.of_units["measured"].columns) if on_host else NOTHING
     everywhere: list[tuple[At, Tensor | None]] = [("sequences", None), ("measured", view.among), ("call", None)]
     if view.turns is not None:
         everywhere += [("turns", None), ("measured turns", view.turns_measured)]
     for place, among in everywhere:
         rows = plan.of_units[place]
-        for value, names, ends in rows.several:
-            _put(value(view), names, ends, sums, maxima)
-        each: Numbers = {name: one(view) for name, one in rows.each}
-        columns = zip(rows.named, map(view.column, rows.columns), strict=True)
-        if on_host:
-            sums.update(columns)
-            if tensors := {name: x for name, x in each.items() if isinstance(x, Tensor)}:
-                each.update(_read(tensors, among))
-        else:
-            each.update(columns)
-            each = dict(totals({name: tensor_of(x) for name, x in each.items()}, among)) if each else each
-        sums.update(each)
+        more_sums, more_maxima = _several(rows, known, view)
+        sums.update(more_sums)
+        maxima.update(more_maxima)
+        sums.update((name, known[0][name]) for name, _ in rows.each if name in known[0])
+        each = {name: one(view) for name, one in rows.each if name not in known[0]}
+        if each:
+            sums.update(_read(each, among) if on_host else totals(each, among))
     return sums, maxima
 
 

@@ -50,10 +50,9 @@ class Aggregate(NamedTuple):
     when: When = always  # tells from a Spec if it needs them
     # Of a row over sequences or turns the same statistic for a label of tokens; None: a part of one has none.
     of_tokens: OfTokens | None = None
-    # The value of each sequence or turn whose sum this is, from `AllSequences`; or where values are read, the sum.
-    each: Callable[[Any], Number] | None = None
+    each: Callable[[Any], Tensor] | None = None  # the value of each sequence or turn, from `AllSequences`, that it sums
     of_all: Callable[[Any], tuple[Number, ...]] | None = None  # over all sequences or turns, from `AllSequences`
-    column: Column | None = None  # of `AllSequences`, whose sum this is; None: another value
+    column: Column | None = None  # of `AllSequences`, whose sum or ends this is; None: of another value
     local: bool = False  # counted by every rank of `Ranks.sequence`, although it is taken over sequences
 
 
@@ -70,7 +69,7 @@ def both_ends(name: str) -> tuple[str, str]:
 
 
 def total(
-    name: str, at: At, each: Callable[[Any], Number], when: When = always, of_tokens: OfTokens | None = None
+    name: str, at: At, each: Callable[[Any], Tensor], when: When = always, of_tokens: OfTokens | None = None
 ) -> Aggregate:
     """Make the row of the sum of a value of each sequence or turn."""
     return Aggregate((name,), (), at, when, of_tokens, each)
@@ -83,7 +82,7 @@ def of_column(name: str, column: Column, when: When = always, of_tokens: OfToken
 
 def ends_of_column(name: str, column: str, when: When = always) -> Aggregate:
     """Make the row of the maximum and the minimum of a column of sequences, over the measured ones."""
-    return Aggregate((), both_ends(name), "measured", when, of_all=lambda s: s.ends(column))
+    return Aggregate((), both_ends(name), "measured", when, of_all=lambda s: s.ends(column), column=column)
 
 
 class Over(NamedTuple):
