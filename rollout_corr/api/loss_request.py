@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import torch
@@ -193,7 +193,7 @@ _known_objective = cached(maxsize=256, typed=True)(_objective)
 
 @dataclass(eq=False, repr=False)
 class LossRequest:
-    """A call of `policy_loss`, checked; `mode`, `use`, `objective`, `runs_on` and `runner` follow from the rest."""
+    """A call of `policy_loss`, checked."""
 
     given: Given  # that it shares with `correct`
     loss: Loss
@@ -204,47 +204,11 @@ class LossRequest:
     scales: Tensor | None  # in the shape of the batch
     entropy: Tensor | None  # in the shape of the batch, with its history; None where nothing reads it
     ids: Tensor | None  # [S] int64, the numbers of the sequences
-    mode: Mode = field(init=False)
-    use: Use = field(init=False)
-    objective: Objective = field(init=False)
-    runs_on: str = field(init=False)  # "triton" or "torch"
-    runner: str = field(init=False)  # a key of `policy_loss.LOSSES`
-
-    def __post_init__(self) -> None:
-        given, tensors, spec, loss = self.given, self.tensors, self.spec, self.loss
-        surrogate, of = loss.surrogate, given.batch
-        split = of.ranks.sequence is not None
-        if not isinstance(given.backend, str) or given.backend not in BACKENDS:
-            raise ValueError(f"backend: expected one of {list(BACKENDS)} for policy_loss, got {shown(given.backend)}")
-        if split and given.backend == "triton":
-            raise ValueError("backend: expected 'auto' or 'torch' for a loss with ranks.sequence, got 'triton'")
-        if (loss.kl is None) != (tensors.ref is None):
-            missing, there = ("ref_logp", "Loss.kl") if tensors.ref is None else ("Loss.kl", "ref_logp")
-            raise ValueError(f"{missing}: expected a value, because {there} is given, got None")
-        if loss.entropy_bonus is not None and self.entropy is None:
-            raise ValueError("entropy: expected a value, because Loss.entropy_bonus is given, got None")
-        traits, sees_batch = surrogate.traits, surrogate.sees_batch
-        if sees_batch and split:
-            raise ValueError(
-                "Loss.surrogate: expected one that does not look at the whole batch with ranks.sequence, got "
-                f"{surrogate!r}"
-            )
-        scaled = self.scales is not None
-        beyond = "a loss with ranks.sequence" if split else beyond_kernels(surrogate, scaled)
-        if given.backend == "triton" and beyond is not None:
-            raise ValueError(f"backend: expected 'auto' or 'torch', got 'triton': {beyond}")
-        if traits.sees == "groups":
-            wants = wanted_by(spec, surrogate)
-            tensors.batch.groups = groups_of(of, wants, tensors.batch)
-        mode = mode_of(surrogate, tensors.old, tensors.rollout)
-        use = USES[mode.weights]
-        self._check_weights(use)
-        nonfinite = self.ready.nonfinite if spec is None else spec.nonfinite
-        self.objective = objective_of(loss, self._replaces_ratio(use), nonfinite)
-        self.mode, self.use = mode, use
-        first = tensors.read.first
-        self.runs_on, on_cpu = chosen_backend(first, given.backend), first.device.type == "cpu"
-        self.runner = chosen(self.runs_on, beyond, on_cpu, torch.compiler.is_compiling(), split).name
+    mode: Mode
+    use: Use
+    objective: Objective
+    runs_on: str  # "triton" or "torch"
+    runner: str  # a key of `policy_loss.LOSSES`
 
     def claims(self) -> Claims:
         """The call as other ranks compare it; reads a count that the caller brings."""
@@ -270,26 +234,66 @@ class LossRequest:
             found.sequences["total"] = repr(self.total.item())
         return found
 
-    def _replaces_ratio(self, use: Use) -> bool:
-        """Return whether there are weights that take the place of the surrogate's ratio."""
-        spec = self.spec
-        has_weights = self.ready.weights is not None if spec is None else spec.apply and spec.weight is not None
-        return use.replace_ratio and has_weights
 
-    def _check_weights(self, use: Use) -> None:
-        """Refuse weights that would correct twice, and two bounds of one ratio."""
-        surrogate = type(self.loss.surrogate).__name__
-        if self.ready.weights is not None and not use.multiply:
-            raise ValueError(
-                f"correction: expected no weights in bypass mode, where {surrogate}'s own ratio new/rollout "
-                "is the correction and a weight would correct twice; pass rc.Factors(mask=...), or old_logp too, or "
-                "a Spec, which rejects and reports the weight"
-            )
-        if self._replaces_ratio(use) and self.loss.surrogate.has_own_bounds:
-            raise ValueError(
-                f"Loss.surrogate: expected {surrogate}() without bounds of its own where weights take "
-                f"the place of its ratio, got {self.loss.surrogate!r}"
-            )
+def requested(
+    given: Given,
+    loss: Loss,
+    spec: Spec | None,
+    tensors: LossTensors,
+    total: Tensor | None,
+    ready: ReadyWeights,
+    scales: Tensor | None,
+    entropy: Tensor | None,
+    ids: Tensor | None,
+) -> LossRequest:
+    """Check that the arguments of a call go together, read its groups, and say how it runs; fields of `LossRequest`."""
+    surrogate = loss.surrogate
+    split = given.batch.ranks.sequence is not None
+    if not isinstance(given.backend, str) or given.backend not in BACKENDS:
+        raise ValueError(f"backend: expected one of {list(BACKENDS)} for policy_loss, got {shown(given.backend)}")
+    if split and given.backend == "triton":
+        raise ValueError("backend: expected 'auto' or 'torch' for a loss with ranks.sequence, got 'triton'")
+    if (loss.kl is None) != (tensors.ref is None):
+        missing, there = ("ref_logp", "Loss.kl") if tensors.ref is None else ("Loss.kl", "ref_logp")
+        raise ValueError(f"{missing}: expected a value, because {there} is given, got None")
+    if loss.entropy_bonus is not None and entropy is None:
+        raise ValueError("entropy: expected a value, because Loss.entropy_bonus is given, got None")
+    if surrogate.sees_batch and split:
+        raise ValueError(
+            f"Loss.surrogate: expected one that does not look at the whole batch with ranks.sequence, got {surrogate!r}"
+        )
+    beyond = "a loss with ranks.sequence" if split else beyond_kernels(surrogate, scales is not None)
+    if given.backend == "triton" and beyond is not None:
+        raise ValueError(f"backend: expected 'auto' or 'torch', got 'triton': {beyond}")
+    if surrogate.traits.sees == "groups":
+        tensors.batch.groups = groups_of(given.batch, wanted_by(spec, surrogate), tensors.batch)
+    mode = mode_of(surrogate, tensors.old, tensors.rollout)
+    use = USES[mode.weights]
+    has_weights = ready.weights is not None if spec is None else spec.apply and spec.weight is not None
+    replaces_ratio = use.replace_ratio and has_weights
+    _check_weights(surrogate, ready, use, replaces_ratio)
+    objective = objective_of(loss, replaces_ratio, ready.nonfinite if spec is None else spec.nonfinite)
+    first = tensors.read.first
+    runs_on, on_cpu = chosen_backend(first, given.backend), first.device.type == "cpu"
+    runner = chosen(runs_on, beyond, on_cpu, torch.compiler.is_compiling(), split).name
+    of_call = given, loss, spec, tensors, total, ready, scales, entropy, ids
+    return LossRequest(*of_call, mode, use, objective, runs_on, runner)
+
+
+def _check_weights(surrogate: Surrogate, ready: ReadyWeights, use: Use, replaces_ratio: bool) -> None:
+    """Refuse weights that would correct twice, and two bounds of one ratio."""
+    name = type(surrogate).__name__
+    if ready.weights is not None and not use.multiply:
+        raise ValueError(
+            f"correction: expected no weights in bypass mode, where {name}'s own ratio new/rollout "
+            "is the correction and a weight would correct twice; pass rc.Factors(mask=...), or old_logp too, or "
+            "a Spec, which rejects and reports the weight"
+        )
+    if replaces_ratio and surrogate.has_own_bounds:
+        raise ValueError(
+            f"Loss.surrogate: expected {name}() without bounds of its own where weights take "
+            f"the place of its ratio, got {surrogate!r}"
+        )
 
 
 def read_ids(batch: OpenBatch, given: object) -> Tensor | None:

@@ -32,7 +32,16 @@ from ..specs.score_losses import without_ratio
 from ..specs.surrogate import Decided
 from ..specs.terms import KL, EntropyBonus, Mean, Objective
 from .correct import Correction, spec_given
-from .loss_request import LossRequest, read_ids, read_ready, read_scales, read_tensors, read_total, read_turns_of
+from .loss_request import (
+    LossRequest,
+    read_ids,
+    read_ready,
+    read_scales,
+    read_tensors,
+    read_total,
+    read_turns_of,
+    requested,
+)
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -201,7 +210,7 @@ def policy_loss(
         tensors = read_tensors(given, old_logp, ref_logp)
         ready = read_ready(tensors, of, correction)
         sees_batch = loss.surrogate.sees_batch
-        request = LossRequest(
+        request = requested(
             given=given,
             loss=loss,
             spec=read_turns_of(tensors, given, loss.surrogate),
@@ -247,38 +256,21 @@ def _run(request: LossRequest, corrected: tuple[OpenBatch, Spec] | None) -> Poli
     refuse_other_derivatives(new)
     remarks = () if new.requires_grad else (WITHOUT_GRADIENT,)
     ready = request.ready
-    task = LossTask(
-        new=new,
-        batch=batch,
-        advantages=tensors.advantages,
-        base=request.mode.base,
-        weights=ready.weights,
-        ref=tensors.ref,
-        trains=ready.train_mask,
-        objective=wanted,
-        differentiable=torch.is_grad_enabled() and new.requires_grad,
-        group=request.given.batch.ranks.sequence,
-        mass=batch.mass if batch.mass is not None and request.mode.name == "bypass" else None,
-        scales=request.scales,
-        divisor=request.total,
-    )
-    inner = None
+    inner = decided = None
     if corrected is not None:
-        if _is_one_pass(request, task, *corrected):
-            return _run_step(request, task, *corrected, remarks)
+        alone = _task_of(request, None, None, request.total)
+        if _is_one_pass(request, alone, *corrected):
+            return _run_step(request, alone, *corrected, remarks)
         inner = _correct_inside(request, *corrected)
-        task.weights, task.trains = inner.factors, inner.trains
     if wanted.surrogate.sees_batch:
-        task.decided = _decided_by_batch(request, task)
+        decided = _decided_by_batch(request, _task_of(request, inner, None, request.total))
+    task = _task_of(request, inner, decided, _count(request, wanted, request.total))
     kl = wanted.kl
     if kl is None or kl.mean is None:
-        alone = task.decided is None and request.given.batch.ranks.batch is None
-        if inner is not None and alone and request.runner == "kernels":
-            task.before = inner.result.statistics.vector, inner.result.statistics.sums.shape[0]
-        value, found = _reduced(request, task, request.total)
+        value, found = _reduced(request, task)
     else:
-        value, found = _reduced(request, replace(task, objective=replace(wanted, kl=None)), request.total)
-        penalty, beside = _reduced(request, _penalty_apart(task, kl, kl.mean), None)
+        value, found = _reduced(request, replace(task, objective=replace(wanted, kl=None)))
+        penalty, beside = _reduced(request, _penalty_apart(request, task, kl, kl.mean))
         vector = loss_metrics.with_kl_of(found.statistics, beside.statistics, wanted)
         value, found = value + penalty, found._replace(statistics=vector)
     statistics = Statistics(None, found.statistics, wanted)
@@ -303,16 +295,50 @@ def _run(request: LossRequest, corrected: tuple[OpenBatch, Spec] | None) -> Poli
     return PolicyLoss(value, mask, handed, result.keep, statistics, result.keep_turns, remarks, request.total)
 
 
-def _reduced(request: LossRequest, task: LossTask, count: Tensor | None) -> tuple[Tensor, LossResult]:
-    """Run a loss, divided by a count that is known: the value, which has the gradient, and the result."""
-    groups, wanted, batch = request.given.batch.ranks, task.objective, task.batch
+def _task_of(
+    request: LossRequest, inner: InnerCorrection | None, decided: Decided | None, divisor: Tensor | None
+) -> LossTask:
+    """The loss of a call: with its correction, what the surrogate found in the batch, and what divides it, if known."""
+    tensors, ready, wanted, of = request.tensors, request.ready, request.objective, request.given.batch
+    batch, new = tensors.batch, tensors.read.first
+    before = None
+    one_mean = wanted.kl is None or wanted.kl.mean is None
+    if inner is not None and one_mean and decided is None and of.ranks.batch is None and request.runner == "kernels":
+        before = inner.result.statistics.vector, inner.result.statistics.sums.shape[0]
+    return LossTask(
+        new=new,
+        batch=batch,
+        advantages=tensors.advantages,
+        base=request.mode.base,
+        weights=ready.weights if inner is None else inner.factors,
+        ref=tensors.ref,
+        trains=ready.train_mask if inner is None else inner.trains,
+        objective=wanted,
+        differentiable=torch.is_grad_enabled() and new.requires_grad,
+        divisor=divisor,
+        group=of.ranks.sequence,
+        mass=batch.mass if batch.mass is not None and request.mode.name == "bypass" else None,
+        scales=request.scales,
+        decided=decided,
+        before=before,
+    )
+
+
+def _count(request: LossRequest, wanted: Objective, count: Tensor | None) -> Tensor | None:
+    """What divides a loss, 0-d float64, from the caller's count; None: the loss counts."""
+    groups, batch = request.given.batch.ranks, request.tensors.batch
     of_turns = wanted.surrogate.mean_unit == "turn"
     if wanted.mean.over == "rows" and (request.runner != "kernels" or groups.batch is not None or of_turns):
         # Kernels know how many rows a call has that is alone.
-        count = groups.sum(torch.full((), batch.count, dtype=torch.float64, device=batch.train.device))
-    task.divisor = count
+        return groups.sum(torch.full((), batch.count, dtype=torch.float64, device=batch.train.device))
+    return count
+
+
+def _reduced(request: LossRequest, task: LossTask) -> tuple[Tensor, LossResult]:
+    """Run a loss: the value, which has the gradient, and the result."""
+    groups, wanted = request.given.batch.ranks, task.objective
     result = LOSSES[request.runner](task)
-    if count is None and groups.batch is not None and wanted.mean.of != "sum":
+    if task.divisor is None and groups.batch is not None and wanted.mean.of != "sum":
         result = loss_blocks.divided_by(result, groups.sum(loss_blocks.counted(result.statistics, wanted)), wanted)
     if not groups.first():
         result.statistics[: len(loss_metrics.OF_SEQUENCES)] = 0.0
@@ -401,7 +427,7 @@ def _run_step(
     return made
 
 
-def _penalty_apart(task: LossTask, kl: KL, mean: Mean) -> LossTask:
+def _penalty_apart(request: LossRequest, task: LossTask, kl: KL, mean: Mean) -> LossTask:
     """Make the loss of a KL with a mean of its own: of the same tokens, and with a policy loss of 0."""
     wanted = Objective(
         without_ratio(task.objective.surrogate.clamp),
@@ -410,7 +436,8 @@ def _penalty_apart(task: LossTask, kl: KL, mean: Mean) -> LossTask:
         nonfinite=task.objective.nonfinite,
     )
     # A product, so that an advantage that is not finite leaves its token out here too.
-    return replace(task, objective=wanted, advantages=task.advantages * 0.0, decided=None)
+    advantages, divisor = task.advantages * 0.0, _count(request, wanted, None)
+    return replace(task, objective=wanted, advantages=advantages, divisor=divisor, decided=None)
 
 
 def _decided_by_batch(request: LossRequest, task: LossTask) -> Decided:

@@ -137,11 +137,12 @@ def _run_fused(batch: OpenBatch, spec: Spec) -> Result:
 
 def is_operator(operands: CorrectOperands) -> bool:
     """Return whether something has to see the kernels as an operator, such as a compiler."""
-    train, rollout, mask, offsets, advantages, _, external, new, log_mass, _, _, versions = operands
+    given, versions = operands, operands.versions
+    policies = given.train, given.rollout, given.new, given.log_mass
+    tensors = *policies, given.mask, given.offsets, given.advantages, *given.externals
     # The operator on the CPU is the reference; there the kernels were asked for by name.
-    ids = None if versions is None else versions.ids
-    return seen_by_others((train, rollout, mask, offsets, advantages, *external, new, log_mass, ids)) and (
-        torch.compiler.is_compiling() or train.device.type != "cpu"
+    return seen_by_others((*tensors, None if versions is None else versions.ids)) and (
+        torch.compiler.is_compiling() or given.train.device.type != "cpu"
     )
 
 
@@ -261,18 +262,28 @@ def _kernels(operands: CorrectOperands, spec: Spec) -> CorrectOutputs:
 
 def reference(operands: CorrectOperands, spec: Spec) -> CorrectOutputs:
     """Run a correction on plain torch, in blocks: the operator on the CPU."""
-    train, rollout, mask, offsets, advantages, per_sequence, external, new, log, of_rollout, turns, versions = operands
-    if offsets is not None:
-        offsets = read_offsets(offsets, train, False)
-    count = train.shape[0] if offsets is None else offsets.shape[0] - 1
-    names = [name for name in external_names(spec) if name != AGE or versions is None]
-    named = dict(zip(names, external, strict=True))
-    pairs = {} if new is None else {"new/rollout": (new, rollout), "new/old": (new, train)}
-    pairs = {of: pair for of, pair in pairs.items() if any(criterion.of == of for criterion in spec.criteria)}
-    batch = OpenBatch(train, rollout, mask, offsets, count, lambda x: x, mask, advantages, per_sequence, named, pairs)
-    batch.mass = None if log is None else KeptMass(log, "train" if of_rollout else "rollout")
-    batch.turns = None if turns is None else read_offsets_of_turns(turns, batch, False)
-    batch.versions = versions
+    given, train, mask, new = operands, operands.train, operands.mask, operands.new
+    offsets = None if given.offsets is None else read_offsets(given.offsets, train, False)
+    names = [name for name in external_names(spec) if name != AGE or given.versions is None]
+    pairs = {} if new is None else {"new/rollout": (new, given.rollout), "new/old": (new, train)}
+    batch = OpenBatch(
+        train=train,
+        rollout=given.rollout,
+        mask=mask,
+        offsets=offsets,
+        count=train.shape[0] if offsets is None else offsets.shape[0] - 1,
+        restore=lambda x: x,
+        given_mask=mask,
+        advantages=given.advantages,
+        per_sequence=given.per_sequence,
+        external=dict(zip(names, given.externals, strict=True)),
+        pairs={of: pair for of, pair in pairs.items() if any(criterion.of == of for criterion in spec.criteria)},
+        mass=None
+        if given.log_mass is None
+        else KeptMass(given.log_mass, "train" if given.mass_of_rollout else "rollout"),
+        versions=given.versions,
+    )
+    batch.turns = None if given.turns is None else read_offsets_of_turns(given.turns, batch, False)
     result = blocks.run_blocks(batch, spec)
     edited = result.mask
     if edited is None and writes_mask(spec, mask, offsets):
