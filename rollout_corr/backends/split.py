@@ -14,7 +14,6 @@ every rank's in a column of its own.
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -86,7 +85,7 @@ class Split:
         """Add floating x up over all ranks: [S] float64."""
         return from_limbs(self._totals(to_limbs(self.part.sum(x), self.ranks)))
 
-    def sum_integers(self, x: Tensor, largest: float = math.inf) -> Tensor:
+    def sum_integers(self, x: Tensor, largest: float | None = None) -> Tensor:
         """Add int64 or bool x up over all ranks: [S] int64."""
         return self._totals(self.part.sum_integers(x)[None])[0]
 

@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -28,10 +27,10 @@ class Sequences(Protocol):
     def sum(self, x: Tensor) -> Tensor:
         """Add floating x up: [S] float64."""
 
-    def sum_integers(self, x: Tensor, largest: float = math.inf) -> Tensor:
+    def sum_integers(self, x: Tensor, largest: float | None = None) -> Tensor:
         """Add int64 or bool x up, or whole numbers up to 2^38 as floats: [S] int64, exact in any order.
 
-        Where no |x| is above `largest` the result may be float64 that holds every sum. May overwrite x unless it is
+        Where no |x| is above a `largest` the result may be float64 that holds every sum. May overwrite x unless it is
         bool.
         """
 
@@ -77,7 +76,7 @@ class Rows(Whole):
         """[B, T] floating -> [B] float64."""
         return x.sum(1, dtype=torch.float64)
 
-    def sum_integers(self, x: Tensor, largest: float = math.inf) -> Tensor:
+    def sum_integers(self, x: Tensor, largest: float | None = None) -> Tensor:
         """[B, T] int64, bool, or floating whole numbers -> [B] int64, exact whatever the order."""
         return (x.to(torch.int64) if x.is_floating_point() else x).sum(1)
 
@@ -147,12 +146,12 @@ class Packed(Whole):
             return torch.zeros(self.count, dtype=torch.float64, device=x.device)
         return torch.segment_reduce(x.double(), "sum", offsets=self.offsets, unsafe=True)
 
-    def sum_integers(self, x: Tensor, largest: float = math.inf) -> Tensor:
+    def sum_integers(self, x: Tensor, largest: float | None = None) -> Tensor:
         """[N] int64, bool, or floating whole numbers -> [S] int64, exact, or float64. May overwrite x.
 
         With floats a running sum would let a sequence take part in its neighbors' rounding.
         """
-        if largest < math.inf and largest * self.size <= FLOAT64 and self.count:
+        if largest is not None and self.count and largest * self.size <= FLOAT64:
             # A third of the operations of a running sum.
             return torch.segment_reduce(x.double(), "sum", offsets=self.offsets, unsafe=True)
         return _differences(x.to(torch.int64) if x.is_floating_point() else x, self.offsets)
@@ -222,7 +221,7 @@ class Flattened(Whole):
         """[B, T] floating -> [U] float64."""
         return self.packed.sum(x.reshape(-1))
 
-    def sum_integers(self, x: Tensor, largest: float = math.inf) -> Tensor:
+    def sum_integers(self, x: Tensor, largest: float | None = None) -> Tensor:
         """[B, T] int64, bool, or floating whole numbers -> [U] int64, exact, or float64. May overwrite x."""
         return self.packed.sum_integers(x.reshape(-1), largest)
 

@@ -119,7 +119,9 @@ def to_grid(x: Tensor, grid: float) -> Tensor:
     return x.sign().add_(x, alpha=2.0 * grid).div_(2.0, rounding_mode="trunc")
 
 
-def sum_of_d(saturated: Tensor, sequences: Sequences, propagate: bool, d: Tensor, largest: float = math.inf) -> Tensor:
+def sum_of_d(
+    saturated: Tensor, sequences: Sequences, propagate: bool, d: Tensor, largest: float | None = None
+) -> Tensor:
     """[S] float64: the sum of D, -D or |D| saturated at +-1024, exact and so independent of any order.
 
     It is 0 where a token does not count. With `propagate` NaN and infinity of `d`, before saturation, go into the sum.
@@ -130,7 +132,8 @@ def sum_of_d(saturated: Tensor, sequences: Sequences, propagate: bool, d: Tensor
         total = sequences.sum(finite)
     else:
         whole = to_grid(finite, GRID_OF_D)
-        total = sequences.sum_integers(whole, GRID_OF_D * largest + 1.0).double() / GRID_OF_D
+        total = sequences.sum_integers(whole, None if largest is None else GRID_OF_D * largest + 1.0)
+        total = total.double() / GRID_OF_D
     return total + sequences.sum(d - _finite(d, True)) if propagate else total
 
 
@@ -272,7 +275,7 @@ class Tokens:
 
     def sum_d_over(self, over: str) -> Tensor:
         """[S] or [U] float64: the sum of D over the measured tokens of a unit."""
-        largest = math.inf if self.ends is None else min(self.largest, LARGEST_D)
+        largest = None if self.ends is None else min(self.largest, LARGEST_D)
         return self.once(
             f"sum_d/{over}", lambda: sum_of_d(self.saturated, self.units(over), self.propagate, self.d, largest)
         )
