@@ -73,7 +73,7 @@ def test_bits_of_the_definition(number, surrogate, trains):
     mean, dtype = MEANS[number % 3], (torch.float32, torch.float64)[number // 4 % 2]
     given = operands(dtype, number % 2 == 0, trains)
     if isinstance(surrogate, rc.ClipCov):
-        given.decided = Decided((torch.arange(given.new.shape[0]) % 5 == 1,), (), {})
+        given.decided = Decided((torch.arange(given.new.shape[0]) % 5 == 1,), {})
     objective = Objective(surrogate, mean=mean)
     wanted = by_definition(given, objective)
     before = [x.clone() for x in (given.new, given.base, given.advantages)]

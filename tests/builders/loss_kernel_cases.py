@@ -100,7 +100,7 @@ def by_reference(given, wanted, dtype, differentiable=True):
     mass = None if given.log_mass is None else KeptMass(given.log_mass, "train" if given.mass_of_base else "rollout")
     decided, nothing = None, dict.fromkeys(wanted.surrogate.traits.sums, torch.zeros(()))
     if wanted.surrogate.sees_batch:
-        decided = Decided((given.chosen,), (), nothing)
+        decided = Decided((given.chosen,), nothing)
     task = LossTask(
         cast["new"],
         batch,
