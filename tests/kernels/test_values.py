@@ -240,6 +240,19 @@ def test_sums_that_decide_are_rounded_to_the_nearest_step(stat, grid, device):
         assert out.keep.tolist() == [True, True], (quarters, nearest)
 
 
+@pytest.mark.parametrize("of_sequences", [False, True])
+def test_an_advantage_of_0_has_no_sign(of_sequences, device):
+    """Of either zero, of 1 and of -1, where D is 0.5: whom each choice of tokens leaves alone."""
+    d = torch.full((4, 1) if of_sequences else (1, 4), 0.5, device=device)
+    advantages = torch.tensor([0.0, -0.0, 1.0, -1.0], device=device).view(d.shape)
+    unit = {"over": "sequence", "reduce": "mean"} if of_sequences else {}
+    wanted = {"positive_advantage": [1, 1, 0, 1], "negative_advantage": [1, 1, 1, 0], "outward": [1, 1, 0, 1]}
+    for when, mask in wanted.items():
+        spec = rc.Spec(criteria=(rc.Criterion("abs", upper=0.1, when=when, **unit),))
+        out = rc.correct(d - 1.0, torch.full_like(d, -1.0), spec=spec, advantages=advantages, backend="triton")
+        assert out.mask.int().flatten().tolist() == mask, when
+
+
 @pytest.mark.parametrize("outside", ["clamp", "zero"])
 def test_token_weights_near_0(outside, device):
     """Mean, spread and sample size to float32's rounding of their own size, as on plain torch; divided by that mean."""

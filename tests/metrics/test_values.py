@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 
 import pytest
+import torch
 
 import rollout_corr as rc
 from builders.batches import check, compare_some, lay_out, random_sequences, spoil, wild
-from builders.rounding import margin
+from builders.rounding import margin, near
 from oracles import correction as oracle
 from oracles import metrics as oracle_metrics
 
@@ -45,3 +46,14 @@ def test_of_an_entropy():
     assert wanted["tokens_entropy_nonfinite"] == 1
     got = {name: out.metrics()[name] for name in wanted}
     compare_some(got, wanted, rc.Spec(), margin(terms=100), "entropy")
+
+
+def test_of_turns_by_their_place():
+    """One sequence of four turns, the second without a token, and one of a single turn, which is a first one."""
+    d = torch.tensor([[0.1, 0.1, 0.2, 0.2, 0.4, 0.4], [0.8, 0.8, 0.8, 0.0, 0.0, 0.0]], dtype=torch.float64)
+    mask = torch.tensor([[1, 1, 1, 1, 1, 1], [1, 1, 1, 0, 0, 0]])
+    batch = rc.Batch(mask=mask, turns=torch.tensor([0, 2, 2, 4, 6, 12]))
+    metrics = rc.correct(d - 1.0, torch.full_like(d, -1.0), batch, spec=rc.Spec(turns=True)).metrics()
+    wanted = {"first": (2 * 0.1 + 3 * 0.8) / 5, "middle": 0.2, "last": 0.4}
+    found = {place: metrics[f"{place}_turn_token_logratio_abs_mean"] for place in wanted}
+    assert found == near(wanted) and metrics["turns"] == 4
