@@ -50,7 +50,7 @@ SURROGATES = {
     "score geometric": rc.Score(0.9, 1.2, level="geometric_average"),
     "sapo stopped": rc.SAPO(1.0, 1.5, gate="stopped"),
     "topr": rc.TOPR(0.1, 1.2, positive=0.5, negative=2.0, coef=0.25),
-    "rec": rc.REC(),
+    "rec": rc.REC("one_side", 0.05, 0.05),
     "rec ring": rc.REC("ring", 0.1, 0.1, 0.3, 0.4, weight="ratio"),
     "rec sequence": rc.REC("two_side", 0.1, 0.1, weight="ratio", level="sequence"),
     "vespo": rc.VESPO(),

@@ -299,6 +299,8 @@ VALUES = {"logratio_abs_p99.9": 0.5, "token/weight_ess": 0.25, "tokens": 1e6, "z
     [
         ("logratio_abs_p99.9 > 0.4", True),
         ("logratio_abs_p99.9 >= .5", True),
+        ("logratio_abs_p99.9 <= .5", True),
+        ("logratio_abs_p99.9 < .5 or logratio_abs_p99.9 > .5", False),
         ("tokens == 1000000", True),
         ("tokens != 1e6", False),
         ("-1 < zero", True),

@@ -134,7 +134,7 @@ def test_denominators_of_the_caller(device):
 
 
 TERMS = {
-    "ppo": rc.KL("k1", 0.3, weight="ratio"),
+    "ppo": rc.KL("k1", 0.3, weight="ratio", bound=0.05),
     "gspo": rc.KL("k2", 0.3, gradient="k1", scope="all"),
     "gmpo": rc.KL("abs", 0.3, gradient="k3", weight="weights", log_clamp=0.4, value_clamp=0.06),
     "score": rc.KL("k1", 0.3, gradient="abs", scope="all"),
