@@ -15,10 +15,11 @@ from ..specs.correction import Criterion, Spec, Weight
 from ..specs.loss import Loss
 from ..specs.surrogates import PPO, REAL
 from ..specs.terms import KL, Mean
+from ..specs.validate import one_of
 from .shared.checking import Checks, roles, without
 from .shared.preset import LEVELS, PRESETS, Preset, is_off_policy, off_policy, presets, registered
 from .shared.recipe import BOTH, DECOUPLED, GLOBAL, ROWS, SEQUENCES, TOKENS, WITH_REFERENCE, Recipe, add_recipe
-from .shared.settings import Given, NoEquivalent, given_in, maybe, only, refused, warn_once, word, words
+from .shared.settings import Given, NoEquivalent, given_in, maybe, only, refused, unchecked, warn_once, word, words
 from .trl.config import WHOLE_DISTRIBUTION, mean_of, surrogate
 
 TOKEN_CLAMP = 20.0
@@ -81,7 +82,8 @@ LOSS: dict[str, Any] = {
 IS_MODE, IS_THRESHOLD = "rollout_importance_sampling_mode", "rollout_importance_sampling_threshold"
 OPSM = "off_policy_sequence_mask_delta"
 TABLE = LOSS | {
-    "loss_type": word("grpo", (*MEANS, "real", "fipo")),
+    # Of another trainer's loss, such as DPO's, the correction is read, and no recipe.
+    "loss_type": unchecked("grpo"),
     # ms-swift makes 0.04 of it.
     "beta": None,
     # Of loss_type real alone.
@@ -199,7 +201,7 @@ def write(spec: Spec) -> dict[str, Any]:
 
 def recipe(given: Given) -> Recipe:
     """Read the whole loss."""
-    loss_type, beta = given["loss_type"], given["beta"]
+    loss_type, beta = one_of("loss_type", given["loss_type"], (*MEANS, "real", "fipo")), given["beta"]
     if loss_type == "fipo":
         why = "'fipo' weighs tokens by their futures, so it is rc.recipe('swift.fipo') by name"
         raise refused("loss_type", why, NoEquivalent)

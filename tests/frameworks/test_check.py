@@ -485,6 +485,7 @@ evaluation = GRPOConfig(use_vllm=True, top_p=0.5)
 print("--top_p 0.5 is for humans")
 """),
     "a validation's sampling in Python": ("trl", "run.py", "val_args = GRPOConfig(use_vllm=True, top_p=0.5)\n"),
+    "a loss of another trainer": ("swift", "run.sh", "swift rlhf --rlhf_type dpo --loss_type sigmoid\n"),
     "two strings of flags": ("slime", "run.py", """a = "--use-tis --tis-clip 2.0"
 b = f"--actor-num-nodes {n}"
 """),
