@@ -143,9 +143,10 @@ def problems(rows: list[KernelRow]) -> list[str]:
         spilled = row.code.spilled_in_loops
         if row.kernel not in SEQUENCE_KERNELS and spilled > MOST_SPILLED:
             found.append(f"{where} spills {spilled} bytes in loops, at most {MOST_SPILLED} are allowed")
-        loads, least = row.code.loads.get(128, 0), row.tokens * EVERY[row.variant].wide_bytes // 16
-        if row.kernel in ("read", "gradient") and loads < least:
-            found.append(f"{where} has {loads} loads of 128 bits, {least} and more were expected")
+        if row.kernel in ("read", "gradient"):
+            loads, least = row.code.loads.get(128, 0), row.tokens * EVERY[row.variant].wide_bytes(row.kernel) // 16
+            if loads < least:
+                found.append(f"{where} has {loads} loads of 128 bits, {least} and more were expected")
     return found
 
 

@@ -104,9 +104,8 @@ class Variant(VariantLayout):
     mass: str | None = field(default=None, kw_only=True)
     turns: bool = field(default=False, kw_only=True)
 
-    @property
-    def wide_bytes(self) -> int:
-        """Bytes a token that the compiler has to load 128 bits at a time."""
+    def wide_bytes(self, kernel: str) -> int:
+        """Bytes a token that the compiler has to load 128 bits at a time in `read` or `gradient`."""
         if not (self.train == self.rollout == torch.float32 and self.wide):
             return 0
         of_mask = 0 if self.mask is None else self.mask.itemsize
@@ -182,9 +181,8 @@ class LossVariant(VariantLayout):
     mass: str | None = field(default=None, kw_only=True)
     scales: bool = field(default=False, kw_only=True)
 
-    @property
-    def wide_bytes(self) -> int:
-        """Bytes a token that the compiler has to load 128 bits at a time."""
+    def wide_bytes(self, kernel: str) -> int:
+        """Bytes a token that the compiler has to load 128 bits at a time in `read` or `gradient`."""
         if not (self.new == self.base == torch.float32 and self.wide):
             return 0
         return 8 + sum(x.itemsize for x in (self.ref, self.weights) if x == torch.float32)
@@ -262,11 +260,12 @@ class StepVariant(VariantLayout):
     counted: bool = field(default=False, kw_only=True)
     mass: str | None = field(default=None, kw_only=True)
 
-    @property
-    def wide_bytes(self) -> int:
-        """Bytes a token that the compiler has to load 128 bits at a time."""
+    def wide_bytes(self, kernel: str) -> int:
+        """Bytes a token that the compiler has to load 128 bits at a time in `read` or `gradient`."""
         if not (self.new == self.rollout == torch.float32 and self.old in (None, torch.float32) and self.wide):
             return 0
+        if kernel == "read":  # of a step that decides about sequences first: the two log-probs of the correction
+            return 8
         return 8 + 4 * (self.old is not None) + 4 * (self.ref == torch.float32)
 
     def given(self, tokens: int, sequences: int, device: str | torch.device = "meta") -> StepOperands:

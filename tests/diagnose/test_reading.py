@@ -13,6 +13,7 @@ import torch
 from builders.dumps import NAMES, WRITERS, packed, padded, sequences_of, wanted_of, write, write_jsonl
 from rollout_corr.cli.main import main
 from rollout_corr.diagnose.read import chunk
+from rollout_corr.diagnose.read.columns import described
 from rollout_corr.diagnose.read.dump import Dump
 from rollout_corr.diagnose.read.fields import ChosenFields, choose
 from rollout_corr.diagnose.read.problems import DumpError
@@ -242,6 +243,13 @@ def test_a_step_is_not_called_a_mask(step, tmp_path):
     with pytest.raises(DumpError) as caught:
         list(Dump(tmp_path, by=["nope"]).chunks())
     assert f"mask [4 x 3] (always 1), environment [4] (0/1), step [4] (always {step})" in str(caught.value)
+
+
+def test_a_number_of_each_sequence_is_described_as_no_mask():
+    """A step of 0 or 1, as the first files of a run have it, next to the mask of the tokens."""
+    said = described({"scores": [[-0.5, -1.5], [-2.5, -0.25]], "picked": [[1, 0], [1, 1]], "step": [0, 0]})
+    assert said.startswith("scores [2 x 2] (log-probs?), picked [2 x 2] (0/1, a mask?), step [2] (")
+    assert said.count("a mask?") == 1
 
 
 @pytest.mark.parametrize("suffix", [".pt", ".jsonl"])

@@ -204,6 +204,16 @@ def test_a_mismatch_between_watch_and_alarm_is_said_mildly():
     assert loud.startswith("kl_rollout_train_k3 is 0.") and "the two probabilities correlate (0.9" in loud
 
 
+def test_a_large_k3_names_low_precision_and_staleness_before_bugs():
+    """Ages, where the call has them, exclude staleness."""
+    logp, d = -torch.arange(1.0, 513.0).view(8, 64) / 100, 0.6 * torch.tensor([-1.0, 1.0]).repeat(8, 32)
+    (said,) = [x for x in rc.correct(logp + d, logp).warnings() if x.startswith("kl_rollout_train_k3")]
+    assert "likely causes: a low-precision or an older engine, which a correction is for; or a bug:" in said
+    of = rc.Batch(versions=rc.Versions(torch.full((8,), 3), 3))
+    (said,) = [x for x in rc.correct(logp + d, logp, of).warnings() if x.startswith("kl_rollout_train_k3")]
+    assert "likely causes: a low-precision engine, which a correction is for; or a bug:" in said
+
+
 def test_old_tokens_are_named_before_other_causes():
     batch = healthy(0)
     for version, said in ((0, "tokens are 8 versions old on average"), (8, "so it is not staleness")):
