@@ -240,6 +240,18 @@ def test_sums_that_decide_are_rounded_to_the_nearest_step(stat, grid, device):
         assert out.keep.tolist() == [True, True], (quarters, nearest)
 
 
+def test_weights_around_1_that_are_zeroed_outside(device):
+    """The spread of weights whose mean is above a half is summed around 1: a zeroed one lies at -1 there."""
+    d = 0.15 * torch.randn(2, 40, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).float()
+    spec = rc.Spec(W.token(lower=0.8, upper=1.2, outside="zero"))
+    found = rc.correct(d.to(device), torch.zeros_like(d).to(device), spec=spec, backend="triton").metrics()
+    ratio = d.double().exp()
+    weights = torch.where((ratio >= 0.8) & (ratio <= 1.2), ratio, 0.0)
+    assert 0.5 < weights.mean() < 0.9
+    wanted = {"weight_mean": weights.mean().item(), "weight_std": weights.std(correction=0).item()}
+    assert {name: found[name] for name in wanted} == near(wanted, torch.float32)
+
+
 @pytest.mark.parametrize("of_sequences", [False, True])
 def test_an_advantage_of_0_has_no_sign(of_sequences, device):
     """Of either zero, of 1 and of -1, where D is 0.5: whom each choice of tokens leaves alone."""
