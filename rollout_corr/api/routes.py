@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..metrics.rows import EACH, Metric, Over, mean, plain
+from ..metrics.formulas import mean, plain
+from ..metrics.rows import EACH, Metric, Over
 
 # What is summed over a layer's choices, and what over tokens.
 OF_LAYERS, OF_TOKENS = ("choices", "same", "common"), ("tokens", "tokens_same")

@@ -1,8 +1,8 @@
 """The native statistics, a row each: what is taken on the device, from tokens and from sequences.
 
 Sums of ratios lie around 1, all others around 0, so that variances do not cancel. Of weights, whose mean may lie at
-either, there are squares around both, and `variance_of_weight` in rows.py chooses. To add one, add its row: of tokens
-it is taken of the batch and of every label, through `Sums`.
+either, there are squares around both, and `variance_of_weight` in formulas.py chooses. To add one, add its row: of
+tokens it is taken of the batch and of every label, through `Sums`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from ..specs.caches import cached
 from ..specs.correction import Criterion, Spec
 from . import turns as of_turns
 from .all_sequences import AllSequences, OfColumns
-from .rows import Aggregate, At, always, both_ends, ends_of_column, exp, of_column, over_tokens, total
+from .formulas import exp
+from .rows import Aggregate, At, always, both_ends, ends_of_column, of_column, over_tokens, total
 from .sums import OfTokens, Reducer, Sums, by_weight, squares_of_weight, sum_of_weight
 
 # The log of a ratio of 2.

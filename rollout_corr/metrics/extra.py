@@ -16,9 +16,10 @@ from ..definition.sequences import Sequences
 from ..definition.tokens import select
 from ..specs.bounds_of_batch import WEIGHT
 from ..specs.correction import Spec
+from .formulas import Values, maximum, mean, minimum, plain, std
 from .labels import LabelSet, count_outside, outside_of
 from .limits import healthy
-from .rows import EACH, Formula, Metric, Over, Values, both_ends, exp, maximum, mean, minimum, plain, ratio_of, std
+from .rows import EACH, Metric, Over, both_ends
 from .sums import OfBatch
 
 VALID = Over("valid tokens", "tokens")
@@ -52,7 +53,7 @@ ENTROPY_METRICS_OF_D = [
     Metric("kl_rollout_train_k3_over_entropy",
            "kl_rollout_train_k3 / entropy_mean: mismatch relative to how open the policy is", "fraction", FINITE,
            healthy("kl_rollout_train_k3"),
-           lambda v, n: ratio_of(ratio_of(v["k3"], v["tokens_measured"]), ratio_of(v["entropy"], n))),
+           "('k3' / 'tokens_measured') / ('entropy' / n)"),
 ]
 DIVIDED = Over("sequences divided by a mean", "sequences_divided")
 DIVISOR_METRICS = [
@@ -75,14 +76,11 @@ def bound_metrics(label: str, side: str, log: bool) -> list[Metric]:
     name = _name((label, side))
     over = Over("calls", f"{name}/calls")
 
-    def read(end: Callable[[str], Formula]) -> Formula:
-        value = end(name)
-        return (lambda v, n: exp(value(v, n)) if n else 0.0) if log else value
-
+    largest, smallest = (f"exp({end(name)})" if log else end(name) for end in (maximum, minimum))
     words = f"{side} bound that a call's batch decided, infinite where it needed none"
     return [
-        Metric(f"{name}_max", f"largest {words}", "its own", over, "-", read(maximum)),
-        Metric(f"{name}_min", f"smallest {words}", "its own", over, "-", read(minimum)),
+        Metric(f"{name}_max", f"largest {words}", "its own", over, "-", largest),
+        Metric(f"{name}_min", f"smallest {words}", "its own", over, "-", smallest),
     ]
 
 

@@ -7,7 +7,8 @@ from torch import Tensor
 
 from ..specs.caches import cached
 from ..specs.terms import KL, Objective, SquaredLogRatio
-from .rows import EACH, Metric, Over, Readers, exp, mean, mean_around, plain, ratio_of, std
+from .formulas import mean, mean_around, plain, std
+from .rows import EACH, Metric, Over, Readers
 
 # Sums of whole sequences, which the first rank of `Ranks.sequence` alone may add. They stand first.
 OF_SEQUENCES = ("loss_valid_tokens", "loss_valid_sequences", "loss_tokens", "loss_sequences")
@@ -53,16 +54,16 @@ ALWAYS = [
            mean("clip_dual")),
     Metric("kl_old_new_k1", "mean old - new_logp, each saturated at +-1024: estimates KL(old || new)", "nats", TRAINED,
            "near 0",
-           lambda v, n: ratio_of(0.0 - v["ppo_d"], n)),
+           "(0.0 - 'ppo_d') / n"),
     Metric("kl_old_new_k3", "mean r - 1 - log r of the surrogate's ratio: estimates KL(old || new)", "nats", TRAINED,
            "< 0.01", mean("ppo_k3")),
     Metric("surrogate_ratio_mean", "mean of the surrogate's ratio r", "ratio", TRAINED, "near 1",
            mean_around(1.0, "ppo_ratio")),
     Metric("surrogate_ratio_std", "population standard deviation of r", "ratio", TRAINED, "< 0.2", std("ppo_ratio")),
     Metric("surrogate_ratio_min", "min of the surrogate's ratio", "ratio", TRAINED, "-",
-           lambda v, n: exp(-v["-min_ppo_log_ratio"]) if n else 0.0),
+           "exp(-'-min_ppo_log_ratio')"),
     Metric("surrogate_ratio_max", "max of the surrogate's ratio", "ratio", TRAINED, "-",
-           lambda v, n: exp(v["max_ppo_log_ratio"]) if n else 0.0),
+           "exp('max_ppo_log_ratio')"),
 ]
 
 # Of what a surrogate finds in the whole batch, by the sum that has to be there.
@@ -123,4 +124,4 @@ def _term(key: str, formula: str, unit: str, healthy: str, term: KL | SquaredLog
     """An additional term of the loss, over the tokens of its scope."""
     if term.scope == "kept":
         return Metric(key, formula, unit, TRAINED, healthy, mean(name))
-    return Metric(key, formula, unit, VALID, healthy, lambda v, n: ratio_of(v[name], n - v["loss_tokens_nonfinite"]))
+    return Metric(key, formula, unit, VALID, healthy, f"'{name}' / (n - 'loss_tokens_nonfinite')")

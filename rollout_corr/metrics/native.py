@@ -8,33 +8,13 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable
-from functools import partial
 
 from ..specs.caches import cached
 from ..specs.correction import Criterion, Spec
 from . import turns
-from .histogram import HISTOGRAM_OF_WEIGHTS, beyond, interpolated, percentile
+from .formulas import maximum, mean, mean_around, minimum, plain, std, std_of_weight
 from .limits import BY_KEY, healthy
-from .rows import (
-    EACH,
-    Metric,
-    Over,
-    Readers,
-    StdOfWeight,
-    Values,
-    exp,
-    fraction,
-    larger,
-    log,
-    maximum,
-    mean,
-    mean_around,
-    minimum,
-    plain,
-    ratio_of,
-    squared,
-    std,
-)
+from .rows import EACH, Metric, Over, Readers
 
 PERCENTILES = (1.0, 5.0, 10.0, 25.0, 50.0, 75.0, 90.0, 95.0, 99.0, 99.9, 99.99)
 PERCENTILES_OF_WEIGHTS = (1.0, 5.0, 25.0, 50.0, 75.0, 95.0, 99.0)
@@ -55,32 +35,9 @@ VALID = Over("valid tokens", "tokens")
 NONEMPTY = Over("non-empty sequences", "sequences")
 
 
-def _ess(v: Values, n: float, name: str) -> float:
-    """(sum w)^2 / (n sum w^2)."""
-    return fraction(ratio_of(v[name] * v[name], n * v[f"{name}2"]))
-
-
 def is_around_one(name: str) -> bool:
     """True for statistics of ratios, which are of the difference from 1, and for squares of weights around 1."""
     return AROUND_ONE.fullmatch(name) is not None
-
-
-def _percentile(v: Values, n: float, percent: float) -> float:
-    return percentile(v, percent)
-
-
-def _tail(v: Values, n: float, bound: float) -> float:
-    return ratio_of(beyond(v, bound), n)
-
-
-def _percentile_of_token_weight(v: Values, n: float, percent: float, clamp: float) -> float:
-    return exp(max(-clamp, min(clamp, percentile(v, percent)))) if n else 0.0
-
-
-def _percentile_of_weight(v: Values, n: float, percent: float, name: str) -> float:
-    inside = [v[one] for one in HISTOGRAM_OF_WEIGHTS]
-    ends = log(0.0 - v[f"-min_{name}"]), log(v[f"max_{name}"])
-    return exp(interpolated(inside, 0.0, ends, percent)) if n else 0.0
 
 
 def percentiles_of_weight(spec: Spec) -> list[Metric]:
@@ -91,28 +48,17 @@ def percentiles_of_weight(spec: Spec) -> list[Metric]:
     key, over = {
         "token": ("weight", TOKENS), "turn": ("turn_weight", turns.TURNS), "sequence": ("sequence_weight", SEQUENCES)
     }[weight.over]  # fmt: skip
-    read = partial(_percentile_of_weight, name=f"{weight.over}_raw")
+    raw = f"{weight.over}_raw"
+    formula = f"exp(percentile_of_weights(v, log(0.0 - '-min_{raw}'), log('max_{raw}'), PERCENT))"
     if weight.over == "token":
         clamp = min(spec.clamp, weight.token_clamp or spec.clamp)
-        read = partial(_percentile_of_token_weight, clamp=clamp)
+        formula = f"exp(within(percentile(v, PERCENT), {clamp}))"
     words = "of the weight before the bounds, from the histogram of its logarithm (which is within 1/8 of its value)"
     return [
         Metric(f"{key}_before_bounds_p{percent:g}", f"percentile {percent:g} {words}", "ratio", over, "-",
-               partial(read, percent=percent))
+               formula.replace("PERCENT", f"{percent:g}"))
         for percent in PERCENTILES_OF_WEIGHTS
     ]  # fmt: skip
-
-
-def _correlation(v: Values, n: float) -> float:
-    """Pearson correlation of the two probabilities; 0 where either is constant."""
-    mean_p, mean_q = ratio_of(v["p"], n), ratio_of(v["q"], n)
-    square_p, square_q = ratio_of(v["p2"], n), ratio_of(v["q2"], n)
-    variance_p, variance_q = square_p - squared(mean_p), square_q - squared(mean_q)
-    # The variance of a constant is rounding noise, and its correlation would say nothing.
-    if variance_p <= 1e-12 * square_p or variance_q <= 1e-12 * square_q:
-        return 0.0
-    covariance = ratio_of(v["pq"], n) - mean_p * mean_q
-    return max(-1.0, min(1.0, ratio_of(covariance, math.sqrt(variance_p * variance_q))))
 
 
 # fmt: off
@@ -148,20 +94,20 @@ ALWAYS = [
            mean("abs_d")),
     Metric("logratio_std", "population standard deviation of D", "nats", TOKENS, "< 0.1", std("d")),
     Metric("logratio_abs_max", "max |D|", "nats", TOKENS, healthy("logratio_abs_max"),
-           lambda v, n: larger(v["max_d"], v["-min_d"]) + 0.0 if n else 0.0),
+           "larger('max_d', '-min_d') + 0.0"),
     Metric("logratio_min", "min D", "nats", TOKENS, f"> {-BY_KEY['logratio_abs_max'].watch:g}", minimum("d")),
     Metric("logratio_max", "max D", "nats", TOKENS, healthy("logratio_abs_max"), maximum("d")),
     Metric("kl_rollout_train_k1", "mean -D: estimates KL(rollout || train)", "nats", TOKENS, "near 0",
-           lambda v, n: ratio_of(0.0 - v["d"], n)),
+           "(0.0 - 'd') / n"),
     Metric("kl_rollout_train_k2", "mean D^2 / 2: about KL(rollout || train) where D is small", "nats", TOKENS,
-           healthy("kl_rollout_train_k3"), lambda v, n: ratio_of(0.5 * v["d2"], n)),
+           healthy("kl_rollout_train_k3"), "0.5 * 'd2' / n"),
     Metric("kl_rollout_train_k3", "mean e^D - 1 - D, D clamped: estimates KL(rollout || train)", "nats", TOKENS,
            healthy("kl_rollout_train_k3"), mean("k3")),
     Metric("ratio_mean", "mean e^D, D clamped", "ratio", TOKENS, "near 1", mean_around(1.0, "ratio")),
     Metric("ratio_std", "population standard deviation of e^D", "ratio", TOKENS, "< 0.1", std("ratio")),
     Metric("chi2_train_rollout", "mean e^(2D) - 1, D clamped: estimates chi2(train || rollout)", "ratio", TOKENS,
            healthy("chi2_train_rollout"),
-           lambda v, n: ratio_of(v["ratio2"] + 2.0 * v["ratio"], n)),
+           "('ratio2' + 2.0 * 'ratio') / n"),
     Metric("sequence_chi2_train_rollout", "mean e^(2 clamp(sum D)) - 1", "ratio", SEQUENCES,
            healthy("sequence_chi2_train_rollout"), mean("chi2_sequence")),
     Metric("sequence_logratio_abs_mean", "mean |sum D|: near T x KL where long", "nats", SEQUENCES, "< clamp / 2",
@@ -203,11 +149,11 @@ def weight_metrics(spec: Spec) -> list[Metric]:
             rows += [
                 Metric(f"{key}_mean", f"mean {words}", "ratio", over, "near 1", mean(name)),
                 Metric(f"{key}_std", f"population standard deviation of the {words}", "ratio", over, "< 1",
-                       StdOfWeight(name, around_one)),
+                       std_of_weight(name, around_one)),
                 Metric(f"{key}_min", f"min {words}", "ratio", over, "-", minimum(name)),
                 Metric(f"{key}_max", f"max {words}", "ratio", over, "-", maximum(name)),
                 Metric(f"{key}_ess", f"(sum w)^2 / (n sum w^2) of the {words}", "fraction", over,
-                       healthy("weight_ess"), partial(_ess, name=name)),
+                       healthy("weight_ess"), f"fraction('{name}' * '{name}' / (n * '{name}2'))"),
             ]
         rows += [
             Metric(f"{weight}_{side}_{bound}_fraction", f"{units} whose {whose} lies {side} `{bound}`", "fraction",
@@ -260,7 +206,7 @@ def criterion_metrics(criterion: Criterion) -> list[Metric]:
 FULL_METRICS = [
     *(
         Metric(f"logratio_p{percent:g}", f"percentile {percent:g} of D, from the histogram (within 1/8 of its value)",
-               "nats", TOKENS, "-", partial(_percentile, percent=percent))
+               "nats", TOKENS, "-", f"percentile(v, {percent:g})")
         for percent in PERCENTILES
     ),
     Metric("train_prob_mean", "mean exp(train_logp)", "probability", TOKENS, "like rollout's", mean_around(1.0, "q")),
@@ -288,11 +234,11 @@ FULL_METRICS = [
     *(
         Metric(f"logratio_beyond_{bound:g}_fraction", f"measured tokens with finite |D| >= {bound:g}, from the "
                f"histogram: the ratio is {math.exp(bound):.3g} or more, or its inverse or less", "fraction", TOKENS,
-               "-", partial(_tail, bound=bound))
+               "-", f"beyond(v, {bound:g}) / n")
         for bound in TAILS
     ),
     Metric("prob_correlation", "Pearson correlation of the two probabilities (0 where either is constant)", "-", TOKENS,
-           "> 0.99", _correlation),
+           "> 0.99", "correlation('p', 'q', 'p2', 'q2', 'pq', n)"),
 ]
 # fmt: on
 

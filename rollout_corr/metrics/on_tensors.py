@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable
 from itertools import chain
-from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -14,91 +13,27 @@ from ..specs.correction import Spec
 from ..specs.terms import Objective
 from . import loss, native, schema
 from .extra import Extra
+from .formulas import compiled
 from .labels import LabelSet, count_outside, outside_of
 from .rows import Metric
 
 
-class OnTensor:
-    """A float64 tensor that replaces a float in the formula of a metric.
-
-    It adds, multiplies and divides, with 0 for 0 of 0. It is true, since formulas ask a count alone for its truth, to
-    divide by it or not. It does not compare: a formula that decides by a value cannot run without reading it.
-    """
-
-    __slots__ = ("value",)
-
-    def __init__(self, value: Tensor) -> None:
-        self.value = value
-
-    def __bool__(self) -> bool:
-        return True
-
-    def __neg__(self) -> OnTensor:
-        return OnTensor(-self.value)
-
-    def __add__(self, other: OnTensor | float) -> OnTensor:
-        return OnTensor(self.value + _bare(other))
-
-    def __sub__(self, other: OnTensor | float) -> OnTensor:
-        return OnTensor(self.value - _bare(other))
-
-    def __rsub__(self, other: float) -> OnTensor:
-        return OnTensor(other - self.value)
-
-    def __mul__(self, other: OnTensor | float) -> OnTensor:
-        return OnTensor(self.value * _bare(other))
-
-    __radd__, __rmul__ = __add__, __mul__
-
-    def __truediv__(self, other: OnTensor) -> OnTensor:
-        count = other.value
-        return OnTensor(torch.where(count == 0, 0.0, self.value / torch.where(count == 0, 1.0, count)))
-
-    def within(self, low: float, high: float) -> OnTensor:
-        """Clamp it; NaN stays."""
-        return OnTensor(self.value.clamp(low, high))
-
-    def or_larger(self, other: OnTensor) -> OnTensor:
-        """The larger of two numbers."""
-        return OnTensor(torch.where(other.value > self.value, other.value, self.value))
-
-    def chosen_below(self, bound: float, low: OnTensor, high: OnTensor) -> OnTensor:
-        """One number where it is below a bound, another where it is not."""
-        return OnTensor(torch.where(self.value < bound, low.value, high.value))
-
-    def root(self) -> OnTensor:
-        """The square root, 0 below 0."""
-        return OnTensor(self.value.clamp(min=0.0).sqrt())
-
-
-def _bare(x: OnTensor | float) -> Tensor | float:
-    return x.value if isinstance(x, OnTensor) else x
-
-
-class Held(Mapping[str, Any]):
+class Held:
     """Statistics by name, from a table that has them along its first dimension."""
 
     def __init__(self, table: Tensor, names: Iterable[str]) -> None:
         self.columns = dict(zip(names, table.unbind(), strict=True))
 
-    def __getitem__(self, name: str) -> OnTensor:
-        return OnTensor(self.columns[name])
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.columns)
-
-    def __len__(self) -> int:
-        return len(self.columns)
-
-    def read(self, row: Metric) -> Tensor:
-        """A metric, of the shape of a column; TypeError where its formula decides by values."""
-        n = None if row.over.units is None else self.columns[row.over.units]
-        found: Any = row.value(self, cast("float", 0.0 if n is None else OnTensor(n)))
-        value = (
-            found.value if isinstance(found, OnTensor) else torch.full_like(next(iter(self.columns.values())), found)
-        )
+    def read(self, row: Metric) -> Tensor | None:
+        """A metric, of the shape of a column; None where its formula decides by values."""
+        of_tensors = compiled(row.formula).of_tensors
+        if of_tensors is None:
+            return None
+        if row.over.units is None:
+            return of_tensors(self.columns, None)
+        n = self.columns[row.over.units]
         # All metrics of nothing are 0.
-        return value if n is None else torch.where(n == 0, 0.0, value)
+        return torch.where(n == 0, 0.0, of_tensors(self.columns, n))
 
 
 Settings = tuple[Spec | None, Objective | None, Extra | None]
@@ -116,13 +51,13 @@ def metric_on_device(key: str, settings: Settings, vector: Tensor) -> Tensor:
     rows = rows_of(*settings)
     if key not in rows:
         raise ValueError(f"key: expected a native metric of these statistics, got {key!r}; they have {list(rows)}")
-    try:
-        return Held(vector, chain(*schema.layout(*settings))).read(rows[key])
-    except TypeError as error:
+    found = Held(vector, chain(*schema.layout(*settings))).read(rows[key])
+    if found is None:
         raise ValueError(
             f"key: expected a metric that is a sum, a mean, a spread or an ESS, got {key!r}, whose formula reads "
             "values; take it from metrics()"
-        ) from error
+        )
+    return found
 
 
 # --- the metrics of labels ---
@@ -185,11 +120,10 @@ def read(labels: LabelSet, spec: Spec, table: Tensor, dashboard: bool = False) -
 
 def _of_labels(row: Metric, held: Held) -> Tensor:
     """[labels]: a metric."""
-    try:
-        return held.read(row)
-    except TypeError:
-        # It decides by values.
-        columns = {name: column.tolist() for name, column in held.columns.items()}
-        many = len(columns[str(row.over.units)])
-        each = [row.read({name: column[i] for name, column in columns.items()}) for i in range(many)]
-        return torch.tensor(each, dtype=torch.float64, device="cpu")
+    found = held.read(row)
+    if found is not None:
+        return found
+    columns = {name: column.tolist() for name, column in held.columns.items()}
+    many = len(columns[str(row.over.units)])
+    each = [row.read({name: column[i] for name, column in columns.items()}) for i in range(many)]
+    return torch.tensor(each, dtype=torch.float64, device="cpu")

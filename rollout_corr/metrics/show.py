@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TypeVar
 
+from .formulas import compiled
 from .native import is_around_one
 from .rows import Metric
 
@@ -36,19 +37,18 @@ def found(key: str, rows: Mapping[str, T]) -> T:
 
 def explained(row: Metric, key: str, values: Mapping[str, float]) -> str:
     """Explain a metric, in lines of text, from merged statistics by name; `key` is its full key."""
+    units, formula = row.over.units, compiled(row.formula)
     recorded = Recorded(values)
-    units = row.over.units
-    count = 0.0 if units is None else values[units]
-    lines = [f"{key} = {row.value(recorded, count):.6g} {row.unit}".rstrip(" -"), f"  formula: {row.formula}"]
+    lines = [f"{key} = {row.read(recorded):.6g} {row.unit}".rstrip(" -"), f"  meaning: {row.words}"]
+    lines.append(f"  formula: {row.formula}")
     if units is not None:
-        lines.append(f"  n: {count:.15g} {row.over.words}, the sum {units!r}")
+        lines.append(f"  n: {values[units]:.15g} {row.over.words}, the sum {units!r}")
     bins = [name for name in recorded.names if name.startswith("histogram_")]
     if bins:
         lines.append(f"  made of: {len(bins)} bins of the histogram of {'weights' if 'weights' in bins[0] else 'D'}")
-    around_one = getattr(row.value, "center", 0.0) == 1.0
-    for name in recorded.names:
-        if name not in bins:
-            words = _in_words(name, (around_one and name != units) or is_around_one(name), name[:-1] in values)
+    for name in dict.fromkeys((*formula.names, *recorded.names)):
+        if name in formula.names or name not in (*bins, units):
+            words = _in_words(name, formula.around_one or is_around_one(name), name[:-1] in values)
             lines.append(f"  made of: {words} = {values[name]:.15g}")
     return "\n".join([*lines, f"  healthy: {'any' if row.healthy == '-' else row.healthy}"])
 

@@ -12,7 +12,8 @@ from ..definition.facts import TurnFacts
 from ..definition.tokens import Number
 from ..definition.turns import FIRST, LAST, MIDDLE
 from ..specs.correction import Spec
-from .rows import EACH, Aggregate, Metric, Over, both_ends, mean, plain, ratio_of, total
+from .formulas import mean, plain
+from .rows import EACH, Aggregate, Metric, Over, both_ends, total
 
 PLACES = {"first": FIRST, "middle": MIDDLE, "last": LAST}
 
@@ -98,7 +99,7 @@ def _metrics_of_place(name: str, words: str) -> list[Metric]:
     at, token = f"turn_{name}", f"{name}_turn_token"
     return [
         Metric(f"{token}_kl_rollout_train_k1", "mean -D", "nats", tokens, "near 0",
-               lambda v, n: ratio_of(0.0 - v[f"{at}_d"], n)),
+               f"(0.0 - '{at}_d') / n"),
         Metric(f"{token}_logratio_abs_mean", "mean |D|", "nats", tokens, "like logratio_abs_mean", mean(f"{at}_abs_d")),
         Metric(f"{token}_kl_rollout_train_k3", "mean e^D - 1 - D, D clamped", "nats", tokens,
                "like kl_rollout_train_k3", mean(f"{at}_k3")),
@@ -115,7 +116,7 @@ METRICS = [
            mean("chi2_turn")),
     Metric("turn_logratio_abs_mean", "mean |sum D of a turn|", "nats", TURNS, "< clamp / 2", mean("abs_sum_d_turn")),
     Metric("turn_logratio_abs_max", "max |sum D of a turn|", "nats", TURNS, "< clamp",
-           lambda v, n: max(v["max_turn_sum_d"], v["-min_turn_sum_d"]) + 0.0 if n else 0.0),
+           "larger('max_turn_sum_d', '-min_turn_sum_d') + 0.0"),
     *(row for name, words in PLACES_IN_WORDS.items() for row in _metrics_of_place(name, words)),
 ]
 # fmt: on

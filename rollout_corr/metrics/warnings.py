@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 
 from ..specs.correction import Spec
+from .formulas import exp
 from .limits import (
     BUGS,
     BY_KEY,
@@ -24,7 +25,6 @@ from .limits import (
     sampler_state,
 )
 from .native import TOKENS, readers_of, weight_of_sequence
-from .rows import exp
 
 # What is filled in where log-probs are missing, and whose perplexity a float holds.
 FILLERS = (0.0, -1.0)

@@ -118,18 +118,17 @@ PERCENTILE = re.compile(r"(.*_p)([\d.]+)")
 
 def lines_of(found: list[Metric]) -> list[str]:
     """A table; the percentiles of a quantity are one row."""
-    lines = ["| key | formula | unit | over | healthy |", "|---|---|---|---|---|"]
+    lines = ["| key | meaning | formula | unit | over | healthy |", "|---|---|---|---|---|---|"]
     shown = [row for row in found if not NOTED.match(row.key)]
     for name, same in groupby(shown, lambda row: PERCENTILE.sub(r"\1", row.key)):
         row, *others = same
-        key, formula = f"`{row.key}`", row.formula
+        key, words, formula = f"`{row.key}`", row.words, f"`{row.formula}`"
         if others:
             percents = [PERCENTILE.sub(r"\2", each.key) for each in (row, *others)]
-            key, formula = (
-                f"`{name}Q`, Q of {', '.join(percents)}",
-                formula.replace(f"percentile {percents[0]}", "percentile Q"),
-            )
-        cells = (key, formula, row.unit, row.over.words, row.healthy)
+            key = f"`{name}Q`, Q of {', '.join(percents)}"
+            words = words.replace(f"percentile {percents[0]}", "percentile Q")
+            formula = formula.replace(f", {percents[0]})", ", Q)")
+        cells = (key, words, formula, row.unit, row.over.words, row.healthy)
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return lines
 

@@ -35,12 +35,13 @@ def test_a_metric_of_weights(out):
     assert sums["weight"] ** 2 / (36 * sums["weight2"]) == near(out.metrics()["weight_ess"])
     lines = text.splitlines()
     assert lines[0] == f"weight_ess = {out.metrics()['weight_ess']:.6g} fraction"
-    assert lines[1].startswith("  formula: (sum w)^2 / (n sum w^2) of the weight after the bounds")
-    assert lines[2] == "  n: 36 measured tokens, the sum 'tokens_measured'"
-    assert lines[3].startswith("  made of: 'weight', a sum = ") and "a sum of x^2 = " in lines[4]
+    assert lines[1] == "  meaning: (sum w)^2 / (n sum w^2) of the weight after the bounds"
+    assert lines[2] == "  formula: fraction('weight' * 'weight' / (n * 'weight2'))"
+    assert lines[3] == "  n: 36 measured tokens, the sum 'tokens_measured'"
+    assert lines[4].startswith("  made of: 'weight', a sum = ") and "a sum of x^2 = " in lines[5]
     assert "'weight_around_one2', a sum of (x - 1)^2 = " in out.explain("weight_std")
     assert "'ratio', a sum of x - 1 = " in out.explain("ratio_mean")
-    assert lines[5:] == ["  healthy: > 0.5"]
+    assert lines[6:] == ["  healthy: > 0.5"]
 
 
 def test_a_metric_of_a_criterion_and_one_of_nothing_but_a_sum(out):

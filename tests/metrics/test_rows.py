@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
@@ -13,7 +15,8 @@ from rollout_corr.backends import blocks
 from rollout_corr.backends.read import Given, read_batch
 from rollout_corr.backends.whole import run_whole
 from rollout_corr.metrics import aggregates, collect, loss, native, on_tensors, peers, schema
-from rollout_corr.metrics.rows import Metric, mean, over_tokens, total
+from rollout_corr.metrics.formulas import compiled, mean
+from rollout_corr.metrics.rows import Metric, over_tokens, total
 from rollout_corr.specs.choices import REPORTS
 
 EVERYTHING = rc.Spec(weight=rc.Weight.product(upper=2.0), criteria=(rc.Criterion("k3", upper=1.0),), detail="full")
@@ -74,7 +77,7 @@ def test_a_row_is_all_that_a_metric_needs(another, monkeypatch):
     assert of_tokens["d4"] > 0.0
     assert of_tokens["longest"] == 0.0
     assert_by_label(rows, spec, wanted)
-    assert "| `d_fourth` | mean D^4 | nats^4 | measured tokens | - |" in metrics_page.tables()
+    assert "| `d_fourth` | mean D^4 | `'d4' / n` | nats^4 | measured tokens | - |" in metrics_page.tables()
 
 
 def assert_by_label(rows, spec, wanted):
@@ -111,6 +114,27 @@ def test_every_metric_reads_what_is_there():
     nothing = rc.Statistics.nothing(EVERYTHING, objective).metrics()
     assert [*nothing] == [row.key for row in (*native.metrics_of(EVERYTHING), *loss.metrics_of(objective))]
     assert set(nothing.values()) == {0.0}
+
+
+@pytest.mark.parametrize(
+    ("text", "names", "value"),
+    [
+        ("'x'", ("x",), 6.0),
+        ("'x' / n", ("x",), 1.5),
+        ("('x' + n) / n", ("x",), 2.5),
+        ("'x' / 'none'", ("x", "none"), 0.0),
+        ("exp(-'-min_x')", ("-min_x",), math.exp(-2.0)),
+        ("fraction(larger('x', '-min_x') / 2.0)", ("x", "-min_x"), 1.0),
+    ],
+)
+def test_a_formula_is_what_its_text_says(text, names, value):
+    found, values = compiled(text), {"x": 6.0, "-min_x": 2.0, "none": 0.0}
+    assert found.names == names and found.value(values, 4.0) == value
+    if found.of_tensors is not None:
+        columns = {name: torch.tensor([x, -x], dtype=torch.float64) for name, x in values.items()}
+        assert found.of_tensors(columns, torch.tensor([4.0, -4.0], dtype=torch.float64))[0] == value
+    assert (found.of_tensors is None) == ("exp" in text)
+    assert found.around_one == ("+ n" in text)
 
 
 def test_schemes_are_what_a_spec_may_report():

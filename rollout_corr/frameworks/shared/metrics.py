@@ -12,11 +12,11 @@ from ...definition.facts import Named
 from ...definition.findings import Findings
 from ...definition.tokens import Tokens, extrema, k3, select
 from ...metrics.all_sequences import perplexity as perplexity
-from ...metrics.rows import Values as Values
-from ...metrics.rows import exp as exp
-from ...metrics.rows import log as log
-from ...metrics.rows import ratio_of, root, variance_of_weight
-from ...metrics.rows import squared as squared
+from ...metrics.formulas import Values as Values
+from ...metrics.formulas import exp as exp
+from ...metrics.formulas import log as log
+from ...metrics.formulas import ratio_of, root, variance_of_weight
+from ...metrics.formulas import squared as squared
 from ...specs.correction import Spec
 
 # --- on the device ---
