@@ -2,7 +2,7 @@
 
 A quoted name is a sum or an extremum of `Statistics`, `n` the count of the units that the metric is over, and `v` all
 statistics, for functions that read a histogram. `a / b` is 0 where b is. `FUNCTIONS` are the others that a text may
-name. A metric of nothing, where n is 0, is 0 without being evaluated.
+name. A metric of nothing, where n is 0, is 0 without being evaluated, unless it counts by itself.
 """
 
 from __future__ import annotations
@@ -157,13 +157,14 @@ def _variance_of_weights(total: Tensor, squares: Tensor, around_one: Tensor, n: 
     return torch.where(average < 0.5, low, high)
 
 
-OF_TENSORS: dict[str, Callable[..., Tensor]] = {
+OF_TENSORS: dict[str, Callable[..., Any]] = {
     "ratio_of": _ratio_of_tensors,
     "squared": lambda x: x * x,
     "root": lambda x: x.clamp(min=0.0).sqrt(),
     "fraction": lambda x: x.clamp(0.0, 1.0),
     "larger": lambda x, y: torch.where(y > x, y, x),
     "variance_of_weight": _variance_of_weights,
+    "beyond": beyond,
 }
 
 
@@ -179,6 +180,7 @@ class Formula(NamedTuple):
     total: str | None = None  # the statistic that it is, if it is nothing else
     averaged: str | None = None  # the statistic whose mean it is, if it is nothing else
     around_one: bool = False  # what it quotes is a difference from 1
+    counts: bool = False  # it finds nothing by itself: a rank may have tokens and not their count
 
 
 class _Compiler(ast.NodeTransformer):
@@ -231,4 +233,5 @@ def compiled(text: str) -> Formula:
         name if text == f"'{name}'" else None,
         name if text == f"'{name}' / n" else None,
         compiler.around_one,
+        text.startswith("percentile("),
     )

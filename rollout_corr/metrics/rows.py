@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from torch import Tensor
 
 from ..definition.tokens import Number
-from .formulas import Values, compiled, ratio_of
+from .formulas import Formula, Values, compiled, ratio_of
 
 if TYPE_CHECKING:
     from ..definition.findings import Findings
@@ -109,7 +109,7 @@ class Metric(NamedTuple):
         if units is None or formula.total is not None:
             return formula.value(values, 0.0)
         n = values[units]
-        return formula.value(values, n) if n else 0.0
+        return formula.value(values, n) if n or formula.counts else 0.0
 
 
 class Readers(NamedTuple):
@@ -118,7 +118,7 @@ class Readers(NamedTuple):
     keys: tuple[str, ...]  # of all, in order
     plain: tuple[tuple[str, ...], tuple[str, ...]]  # the keys of those that are sums, and the names of these
     means: tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]  # keys, names of sums, and of counts of units
-    others: tuple[tuple[str, Callable[[Values, float], float], str], ...]  # key, formula, name of the count of units
+    others: tuple[tuple[str, Formula, str], ...]  # the last is the name of the count of its units
 
     @classmethod
     def of(cls, rows: Iterable[Metric]) -> Readers:
@@ -134,7 +134,7 @@ class Readers(NamedTuple):
             elif formula.averaged is not None:
                 means.append((row.key, formula.averaged, units))
             else:
-                others.append((row.key, formula.value, units))
+                others.append((row.key, formula, units))
         return cls(
             tuple(keys),
             (tuple(key for key, _ in sums), tuple(name for _, name in sums)),
@@ -149,7 +149,7 @@ class Readers(NamedTuple):
         found.update(zip(keys, map(named, names), strict=True))
         keys, names, units = self.means
         found.update(zip(keys, map(ratio_of, map(named, names), map(named, units)), strict=True))
-        for key, value, unit in self.others:
+        for key, formula, unit in self.others:
             n = values[unit]
-            found[key] = value(values, n) if n else 0.0
+            found[key] = formula.value(values, n) if n or formula.counts else 0.0
         return found

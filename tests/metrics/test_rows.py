@@ -124,7 +124,7 @@ def test_every_metric_reads_what_is_there():
         ("('x' + n) / n", ("x",), 2.5),
         ("'x' / 'none'", ("x", "none"), 0.0),
         ("exp(-'-min_x')", ("-min_x",), math.exp(-2.0)),
-        ("fraction(larger('x', '-min_x') / 2.0)", ("x", "-min_x"), 1.0),
+        ("fraction(larger('x', '-min_x') * 0.5)", ("x", "-min_x"), 1.0),
     ],
 )
 def test_a_formula_is_what_its_text_says(text, names, value):
