@@ -56,9 +56,9 @@ class TokenWeights(NamedTuple):
     """The weights of tokens, and 1 less without cancellation next to 1: [PARTS, LANES, VEC] each."""
 
     log_ratio: tl.tensor
-    ratio_m1: tl.tensor  # ratio - 1
+    excess: tl.tensor  # ratio - 1
     ratio: tl.tensor
-    weight_m1: tl.tensor  # weight - 1
+    weight_excess: tl.tensor  # weight - 1
     weight: tl.tensor
 
 
@@ -66,9 +66,9 @@ class SequenceWeights(NamedTuple):
     """The weights of sequences, at token level the means over their tokens: [SEQUENCES] float64 each."""
 
     log_ratio: tl.tensor
-    ratio_m1: tl.tensor  # ratio - 1
+    excess: tl.tensor  # ratio - 1
     ratio: tl.tensor
-    weight_m1: tl.tensor  # weight - 1
+    weight_excess: tl.tensor  # weight - 1
     weight: tl.tensor
 
 
@@ -246,30 +246,30 @@ def bounded_by(x: tl.tensor, lower: tl.tensor, upper: tl.tensor, PLAN: tl.conste
 
 @triton.jit
 def bound(
-    log_ratio: tl.tensor, ratio_m1: tl.tensor, ratio: tl.tensor, numbers: tl.tuple, PLAN: tl.constexpr
+    log_ratio: tl.tensor, excess: tl.tensor, ratio: tl.tensor, numbers: tl.tuple, PLAN: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor]:
     """Apply the bounds of a weight to ratio - 1 and to the ratio itself."""
     if PLAN.bounded:
         if PLAN.outside == "zero":
             inside = within(log_ratio, numbers, PLAN, "log")
-            ratio_m1, ratio = tl.where(inside, ratio_m1, -1.0), tl.where(inside, ratio, 0.0)
+            excess, ratio = tl.where(inside, excess, -1.0), tl.where(inside, ratio, 0.0)
         else:
             lower, upper = number(numbers, PLAN, "lower"), number(numbers, PLAN, "upper")
-            ratio_m1 = bounded_by(ratio_m1, lower - 1.0, upper - 1.0, PLAN)
+            excess = bounded_by(excess, lower - 1.0, upper - 1.0, PLAN)
             ratio = bounded_by(ratio, lower, upper, PLAN)
-    return ratio_m1, ratio
+    return excess, ratio
 
 
 @triton.jit
 def weight_of(ratio: Ratio, numbers: tl.tuple, PLAN: tl.constexpr) -> TokenWeights:
     """Compute the weights of tokens."""
-    log_ratio, e, ratio_m1 = ratio.log_ratio, ratio.e, ratio.excess
+    log_ratio, e, excess = ratio.log_ratio, ratio.e, ratio.excess
     if PLAN.token_clamp:
         most = number(numbers, PLAN, "token_clamp").to(log_ratio.dtype)
         log_ratio = limited(log_ratio, -most, most, PLAN)
-        e, ratio_m1, _ = exponential(log_ratio, PLAN)
-    weight_m1, weight = bound(log_ratio, ratio_m1, e, numbers, PLAN)
-    return TokenWeights(log_ratio, ratio_m1, e, weight_m1, weight)
+        e, excess, _ = exponential(log_ratio, PLAN)
+    weight_excess, weight = bound(log_ratio, excess, e, numbers, PLAN)
+    return TokenWeights(log_ratio, excess, e, weight_excess, weight)
 
 
 @triton.jit
@@ -277,24 +277,24 @@ def measure_weights(
     found: tl.tuple, measured: tl.tensor, weights: TokenWeights, numbers: tl.tuple, PLAN: tl.constexpr
 ) -> tl.tuple:  # fmt: skip
     """Record the statistics of token weights."""
-    log_ratio, ratio_m1 = weights.log_ratio, weights.ratio_m1
+    log_ratio, excess = weights.log_ratio, weights.excess
     ratio, weight = tl.where(measured, weights.ratio, 0.0), tl.where(measured, weights.weight, 0.0)
-    weight_m1 = tl.where(measured, weights.weight_m1, 0.0)
+    weight_excess = tl.where(measured, weights.weight_excess, 0.0)
     found = record(found, PLAN, "floats", "ratio_of_tokens", ratio)
     found = record(found, PLAN, "floats", "weight_of_tokens", weight)
     found = record(found, PLAN, "token_sums", "raw2", ratio * ratio)
     # Without a token clamp these are the squares of e^D - 1, which every Spec has.
-    found = record(found, PLAN, "token_sums", "raw_around_one2", ratio_m1 * ratio_m1)
+    found = record(found, PLAN, "token_sums", "raw_around_one2", excess * excess)
     found = record(found, PLAN, "token_sums", "weight2", weight * weight)
-    found = record(found, PLAN, "token_sums", "weight_around_one2", weight_m1 * weight_m1)
+    found = record(found, PLAN, "token_sums", "weight_around_one2", weight_excess * weight_excess)
     # Zeros of no shape: a tensor of them would be moved between threads to be added up.
-    above, below = tl.full((), 0.0, ratio_m1.dtype), tl.full((), 0.0, ratio_m1.dtype)
+    above, below = tl.full((), 0.0, excess.dtype), tl.full((), 0.0, excess.dtype)
     if PLAN.has_upper:
-        inside = log_ratio <= number(numbers, PLAN, "log/upper").to(ratio_m1.dtype)
-        above = tl.where(measured & (inside == 0), 1.0, 0.0).to(ratio_m1.dtype)
+        inside = log_ratio <= number(numbers, PLAN, "log/upper").to(excess.dtype)
+        above = tl.where(measured & (inside == 0), 1.0, 0.0).to(excess.dtype)
     if PLAN.has_lower:
-        inside = log_ratio >= number(numbers, PLAN, "log/lower").to(ratio_m1.dtype)
-        below = tl.where(measured & (inside == 0), 1.0, 0.0).to(ratio_m1.dtype)
+        inside = log_ratio >= number(numbers, PLAN, "log/lower").to(excess.dtype)
+        below = tl.where(measured & (inside == 0), 1.0, 0.0).to(excess.dtype)
     found = record(found, PLAN, "token_sums", "tokens_above", above)
     found = record(found, PLAN, "token_sums", "tokens_below", below)
     if PLAN.outside == "zero":
@@ -329,8 +329,8 @@ def term_name(unit: str, i: int, power: str = "") -> str:
 @triton.jit
 def weight_terms(weights: SequenceWeights, some: tl.tensor) -> tl.tuple:
     """Return the ratio, the weight, ratio - 1 and weight - 1, each 0 where no token is measured."""
-    ratio_m1, weight_m1 = tl.where(some, weights.ratio_m1, 0.0), tl.where(some, weights.weight_m1, 0.0)
-    return tl.where(some, weights.ratio, 0.0), tl.where(some, weights.weight, 0.0), ratio_m1, weight_m1
+    excess, weight_excess = tl.where(some, weights.excess, 0.0), tl.where(some, weights.weight_excess, 0.0)
+    return tl.where(some, weights.ratio, 0.0), tl.where(some, weights.weight, 0.0), excess, weight_excess
 
 
 # --- sequences ---
@@ -413,9 +413,9 @@ def weigh_sequences(totals: UnitTotals, units: Units, numbers: tl.tuple, PLAN: t
             log_ratio = log_ratio / tl.maximum(n_among, 1).to(tl.float64)
         clamp = number(numbers, PLAN, "clamp")
         log_ratio = limited(log_ratio, -clamp, clamp, PLAN)
-        ratio_m1, ratio = expm1(log_ratio), tl.exp(log_ratio)
-        weight_m1, weight = bound(log_ratio, ratio_m1, ratio, numbers, PLAN)
-        return SequenceWeights(log_ratio, ratio_m1, ratio, weight_m1, weight)
+        excess, ratio = expm1(log_ratio), tl.exp(log_ratio)
+        weight_excess, weight = bound(log_ratio, excess, ratio, numbers, PLAN)
+        return SequenceWeights(log_ratio, excess, ratio, weight_excess, weight)
 
 
 @triton.jit

@@ -286,7 +286,7 @@ def report_weights(
 ) -> None:
     """Report the weights of sequences, at token level their means, as the schemes do."""
     n, n_among, sum_d = units.n, units.n_among, units.sum_d
-    log_ratio, ratio_m1, ratio = weights.log_ratio, weights.ratio_m1, weights.ratio
+    log_ratio, excess, ratio = weights.log_ratio, weights.excess, weights.ratio
     some, measured, survivors = n > 0, n.to(tl.float64), n_among > 0
     add(out.sums, PLAN, "verl/means_above", above(log_ratio, some, numbers, PLAN, "verl/log"))
     add(out.sums, PLAN, "verl/means_below", below(log_ratio, some, numbers, PLAN, "verl/log"))
@@ -317,7 +317,7 @@ def report_weights(
         add(out.sums, PLAN, "xtuner/rows_below", under)
         add(out.sums, PLAN, "xtuner/tokens_above", tl.where(over, n, 0))
         add(out.sums, PLAN, "xtuner/tokens_below", tl.where(under, n, 0))
-        clamped = between(ratio_m1, 1.0, numbers, PLAN, "xtuner/ratio")
+        clamped = between(excess, 1.0, numbers, PLAN, "xtuner/ratio")
         bounded = between(ratio, 0.0, numbers, PLAN, "xtuner/ratio")
         add(out.sums, PLAN, "xtuner/weight", measured * bounded)
         add(out.sums, PLAN, "xtuner/weight2", measured * bounded * bounded)

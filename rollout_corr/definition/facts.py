@@ -41,8 +41,8 @@ class TurnFacts:
     d: Tensor  # the sum of D
     abs_d: Tensor  # the sum of |D|
     k3: Tensor  # the sum of k3
-    raw: Tensor  # as for a sequence, below
-    bounded: Tensor
+    excess: Tensor  # as for a sequence, below
+    weight_excess: Tensor
     ratio: Tensor
     weight: Tensor
     log_weight: Tensor
@@ -62,8 +62,8 @@ class SequenceFacts:
     train: Tensor  # the sum of train_logp
     rollout: Tensor  # the sum of rollout_logp
     d: Tensor  # the sum of D
-    raw: Tensor  # ratio - 1 before the bounds; of weights of tokens and turns the mean over tokens
-    bounded: Tensor  # ratio - 1 after the bounds
+    excess: Tensor  # ratio - 1 before the bounds; of weights of tokens and turns the mean over tokens
+    weight_excess: Tensor  # ratio - 1 after the bounds
     ratio: Tensor  # before the bounds
     weight: Tensor  # after the bounds
     log_weight: Tensor  # log of the ratio before the bounds
@@ -121,15 +121,18 @@ def _turn_facts(tokens: Tokens, turns: Turns, decision: Decision, weighing: Weig
 
 def _nothing(tokens: Tokens) -> Named:
     """Placeholders where the Spec has no weight; never read."""
-    return dict.fromkeys(("raw", "bounded", "ratio", "weight", "log_weight"), tokens.sum_d)
+    return dict.fromkeys(("excess", "weight_excess", "ratio", "weight", "log_weight"), tokens.sum_d)
 
 
 def _of_units(weighing: Weighing) -> Named:
     """The weight of each turn or sequence."""
-    raw, bounded, log_weight = weighing.raw, weighing.bounded, weighing.log_ratio
     return {
-        "raw": raw, "bounded": bounded, "ratio": weighing.ratio, "weight": weighing.weight, "log_weight": log_weight
-    }  # fmt: skip
+        "excess": weighing.excess,
+        "weight_excess": weighing.weight_excess,
+        "ratio": weighing.ratio,
+        "weight": weighing.weight,
+        "log_weight": weighing.log_ratio,
+    }
 
 
 def _weight_facts(
@@ -175,8 +178,12 @@ def _means(total: Tensor, total_bounded: Tensor, n_measured: Tensor) -> Named:
     ratio = torch.where(nothing, 1.0, total / n)
     weight = ratio if total_bounded is total else torch.where(nothing, 1.0, total_bounded / n)
     return {
-        "raw": ratio - 1.0, "bounded": weight - 1.0, "ratio": ratio, "weight": weight, "log_weight": ratio.log()
-    }  # fmt: skip
+        "excess": ratio - 1.0,
+        "weight_excess": weight - 1.0,
+        "ratio": ratio,
+        "weight": weight,
+        "log_weight": ratio.log(),
+    }
 
 
 def _criterion_facts(outcome: Outcome, tokens: Tokens, n_valid: Tensor, n_measured: Tensor) -> CriterionFacts:

@@ -42,19 +42,19 @@ class Weighing:
         self._known: dict[str, Tensor] = {}
 
     @property
-    def raw(self) -> Tensor:
+    def excess(self) -> Tensor:
         """Ratio - 1 before the bounds."""
-        if "raw" not in self._known:
-            self._known["raw"] = self._excess()
-        return self._known["raw"]
+        if "excess" not in self._known:
+            self._known["excess"] = self._excess()
+        return self._known["excess"]
 
     @property
-    def bounded(self) -> Tensor:
+    def weight_excess(self) -> Tensor:
         """Ratio - 1 after the bounds."""
-        if "bounded" not in self._known:
-            known = after_bounds(self.bounds, self.asked.outside, self.raw, self.log_ratio, 1.0, self.growth)
-            self._known["bounded"] = known
-        return self._known["bounded"]
+        if "weight_excess" not in self._known:
+            known = after_bounds(self.bounds, self.asked.outside, self.excess, self.log_ratio, 1.0, self.growth)
+            self._known["weight_excess"] = known
+        return self._known["weight_excess"]
 
 
 def weigh(tokens: Tokens, decision: Decision, spec: Spec, found: BoundsOfBatch | None = None) -> Weighing | None:

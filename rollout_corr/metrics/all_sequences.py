@@ -18,7 +18,7 @@ from .rows import Column
 from .sums import OfBatch, OfLabels, Reducer
 
 # Columns of sequences whose products statistics need.
-PRODUCTS = ("measured", "raw", "bounded", "ratio", "weight")
+PRODUCTS = ("measured", "excess", "weight_excess", "ratio", "weight")
 
 # Columns of sequences by the tensors that hold several of them; the weight's follow where there is one.
 COLUMNS = (
@@ -84,7 +84,7 @@ class AllSequences:
         names, facts, parts, weighted = NAMES, self.facts, self._parts, self.spec.weight is not None
         if weighted:
             names = WITH_WEIGHT
-            of_weight = facts.measured.double(), facts.raw, facts.bounded, facts.ratio, facts.weight
+            of_weight = facts.measured.double(), facts.excess, facts.weight_excess, facts.ratio, facts.weight
             parts = [*parts, torch.stack(of_weight)]
         joined = torch.cat(parts)
         counted = select(self.among, joined)

@@ -231,7 +231,7 @@ FAULTS = [
          ("mean = weights / tl.maximum(units, 1.0)", "mean = weights / tl.maximum(units, 9.0)"),
     ),
     *_in("kernels/correct/measures.py", "kernels/test_values.py::test_weights_around_1_that_are_zeroed_outside",
-         ("tl.where(inside, ratio_m1, -1.0)", "tl.where(inside, ratio_m1, 0.0)"),
+         ("tl.where(inside, excess, -1.0)", "tl.where(inside, excess, 0.0)"),
          ("tl.where(tl.abs(d) > clamp, 1.0, 0.0)", "tl.where(d > clamp, 1.0, 0.0)",
           "kernels/test_values.py::test_statistics_of_tokens_beyond_the_clamp"),
     ),

@@ -139,7 +139,7 @@ def _collect_weight(block: Findings, spec: Spec, weight: Weight, sums: Named, ma
         return
     lower, upper = _bounds(spec, weight)
     low, high = log_bound(lower), log_bound(upper)
-    clamped = weighing.raw
+    clamped = weighing.excess
     bounded = weighing.log_ratio.exp() if weight.outside == "zero" else weighing.weight
     if lower is not None or upper is not None:
         clamped = clamped.clamp(None if lower is None else lower - 1.0, None if upper is None else upper - 1.0)
