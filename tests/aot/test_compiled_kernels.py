@@ -19,6 +19,7 @@ import torch
 from aot import ahead_of_time, report
 from aot.machine_code import MachineCode
 from aot.report import KernelRow
+from aot.step_variants import STEP_VARIANTS
 from aot.variant import LONG, LONGEST, MEDIUM, SHORT, Variant
 from aot.variants import FEW, OF_NEW_VARIANTS, SPLIT_VARIANTS, TURN_VARIANTS, VARIANTS
 from rollout_corr.backends import batch
@@ -132,6 +133,13 @@ def test_advantages_of_packed_batches_ask_for_more_registers():
     assert [one.registers for one in plans] == [128, 168, 128]
 
 
+def test_two_criteria_of_tokens_and_a_kept_mass_ask_for_more_registers():
+    """With 128 and 168 they spill 20 bytes in loops for sm_100, with these none."""
+    assert VARIANTS["slime.mis"].launches()[0].arguments["PLAN"].registers == 136
+    plan = STEP_VARIANTS["zeroed"].launches()[0].arguments["PLAN"]
+    assert [plan.registers, dataclasses.replace(plan, mass=None, spec_mass=False).registers] == [184, 168]
+
+
 # --- what has to hold ---
 
 
@@ -150,6 +158,9 @@ def test_advantages_of_packed_batches_ask_for_more_registers():
         ("metrics_padded", "read", 0, 16, ""),
         ("token_unaligned", "read", 0, 0, ""),
         ("token_strided", "read", 0, 0, ""),
+        # Of a step's three log-probs `read` loads the two of the correction.
+        ("step_product", "read", 0, 7, "has 7 loads of 128 bits, 8 and more were expected"),
+        ("step_product", "read", 0, 8, ""),
     ],
 )
 def test_spills_and_narrow_loads_fail(variant, kernel, spilled, wide, problem, capsys):
