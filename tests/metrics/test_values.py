@@ -12,6 +12,7 @@ from builders.batches import check, compare_some, lay_out, random_sequences, spo
 from builders.rounding import margin, near
 from oracles import correction as oracle
 from oracles import metrics as oracle_metrics
+from rollout_corr.metrics import histogram
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -57,3 +58,13 @@ def test_of_turns_by_their_place():
     wanted = {"first": (2 * 0.1 + 3 * 0.8) / 5, "middle": 0.2, "last": 0.4}
     found = {place: metrics[f"{place}_turn_token_logratio_abs_mean"] for place in wanted}
     assert found == near(wanted) and metrics["turns"] == 4
+
+
+def test_bins_meet_and_exact_zeros_of_either_sign_stand_between_them():
+    edges = [histogram.bin_edges(k) for k in range(256)]
+    assert all(low < high for low, high in edges)
+    assert [high for _, high in edges[:-1]] == [low for low, _ in edges[1:]] and edges[-1][1] == math.inf
+    inside = [0.0] * 512
+    # One 0.0, three of -0.0, and nothing else in the bins around 0.
+    inside[0], inside[256] = 1.0, 3.0
+    assert [histogram.interpolated(list(inside), 4.0, (-1.0, 1.0), percent) for percent in (1, 50, 99)] == [0.0] * 3
