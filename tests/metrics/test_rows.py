@@ -16,6 +16,7 @@ from rollout_corr.backends.read import Given, read_batch
 from rollout_corr.backends.whole import run_whole
 from rollout_corr.metrics import aggregates, collect, loss, native, on_tensors, peers, schema
 from rollout_corr.metrics.formulas import compiled, mean
+from rollout_corr.metrics.histogram import HISTOGRAM
 from rollout_corr.metrics.rows import Metric, over_tokens, total
 from rollout_corr.specs.choices import REPORTS
 
@@ -135,6 +136,14 @@ def test_a_formula_is_what_its_text_says(text, names, value):
         assert found.of_tensors(columns, torch.tensor([4.0, -4.0], dtype=torch.float64))[0] == value
     assert (found.of_tensors is None) == ("exp" in text)
     assert found.around_one == ("+ n" in text)
+
+
+def test_percentiles_of_a_rank_that_does_not_count_its_tokens():
+    """The first rank of `Ranks.sequence` alone has their count; every rank has a histogram of its own."""
+    rows = {row.key: row for row in native.FULL_METRICS}
+    values = dict.fromkeys(HISTOGRAM, 0.0) | {"histogram_200": 4.0, "tokens_measured": 0.0, "tokens_differing": 4.0}
+    values |= {"tokens_nonfinite": 0.0, "-min_d": -0.25, "max_d": 0.25}
+    assert rows["logratio_p50"].read(values) > 0.0 and rows["prob_correlation"].read(values) == 0.0
 
 
 def test_schemes_are_what_a_spec_may_report():
