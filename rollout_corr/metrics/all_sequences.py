@@ -58,6 +58,7 @@ class AllSequences:
         # What reduces values of sequences.
         self.by: Reducer = OfBatch(facts.d)
         self._on_host = on_host
+        self._standing: Tensor | None = None
         self.count = facts.keep.shape[0]
         # What statistics are taken among: None is all.
         every = on_host and self.count > 0 and int(facts.measured.amin()) > 0
@@ -173,7 +174,10 @@ class AllSequences:
     @property
     def standing(self) -> Tensor:
         """[S] bool: it has a valid token, and no criterion rejected it."""
-        return self.facts.keep & (self.facts.tokens > 0) if self.facts.rejects else self.nonempty
+        if self._standing is None:
+            rejects = self.facts.rejects
+            self._standing = self.facts.keep & (self.facts.tokens > 0) if rejects else self.nonempty
+        return self._standing
 
     def sequences_clamped(self) -> Tensor:
         """[S] bool: |sum of D| is beyond the clamp."""
