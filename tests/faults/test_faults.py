@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from faults.plant import copied, planted, run
 from faults.table import FAULTS, Fault
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_a_fault_is_red_where_a_test_notices_it(tmp_path):
@@ -25,5 +29,7 @@ def test_a_fault_is_red_where_a_test_notices_it(tmp_path):
         assert (copy / "sums.py").read_text(encoding="utf-8") == (tmp_path / "sums.py").read_text(encoding="utf-8")
 
 
-def test_no_fault_stands_twice():
+def test_the_line_of_a_fault_stands_once_in_its_file():
     assert len({(fault.file, fault.right) for fault in FAULTS}) == len(FAULTS)
+    moved = [str(fault) for fault in FAULTS if (ROOT / fault.file).read_text(encoding="utf-8").count(fault.right) != 1]
+    assert not moved, "a change that moves a line takes its row along"
