@@ -12,8 +12,8 @@ from ...metrics.extra import Extra
 from ...metrics.schema import columns_of, names_of
 from ...specs.caches import cached
 from ...specs.correction import Criterion, Spec
-from ...specs.criterion import AGE
-from ...specs.thresholds import float32_at_least, float32_at_most, log_bound, threshold_of
+from ...specs.criterion import AGE, threshold_of
+from ...specs.statistics import float32_at_least, float32_at_most, log_bound
 from ...specs.weight import SMALLEST_MEAN
 from ..tokens import CLASSES, of_pair
 from .peers import same_numbers, slot_columns

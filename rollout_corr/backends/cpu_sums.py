@@ -27,7 +27,7 @@ from ..definition.turns import Turns
 from ..specs.caches import cached
 from ..specs.choices import Outside
 from ..specs.correction import Spec
-from ..specs.thresholds import float32_at_least, float32_at_most
+from ..specs.statistics import float32_at_least, float32_at_most
 
 # --- sums of small D, and of outliers ---
 

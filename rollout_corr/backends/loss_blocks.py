@@ -19,9 +19,9 @@ from ..definition.loss import RATIOS, Operands, TokensThatTrain
 from ..definition.sequences import Packed, Rows
 from ..definition.tokens import Number
 from ..metrics import loss as loss_metrics
+from ..specs.statistics import log_of
 from ..specs.surrogate import Decided, TokenLoss
 from ..specs.terms import Objective
-from ..specs.thresholds import log_of
 from . import blocks, whole
 from .cpu_sums import SMALL, ExactSums, k3_within
 from .loss_task import LossResult, LossTask

@@ -11,7 +11,7 @@ from torch import Tensor
 from ..specs.caches import cached
 from ..specs.choices import Outside
 from ..specs.correction import Weight
-from ..specs.thresholds import float32_at_least, float32_at_most, log_bound
+from ..specs.statistics import float32_at_least, float32_at_most, log_bound
 
 # One number, or one for each token; None for an open side.
 Bound = float | Tensor | None

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ..specs.bounds_of_batch import WEIGHT, Before, Counting, KeepESS, OfBatch, Place, Side
 from ..specs.correction import Criterion, Weight
-from ..specs.thresholds import log_bound
+from ..specs.statistics import log_bound
 from .bounds import Bound
 
 # Beyond every log-ratio, which LARGEST_CLAMP bounds.

@@ -31,8 +31,7 @@ from torch import Tensor
 
 from ..specs.bounds_of_batch import by_group
 from ..specs.correction import Spec
-from ..specs.criterion import AGE, Criterion
-from ..specs.thresholds import threshold_of
+from ..specs.criterion import AGE, Criterion, threshold_of
 from . import prefix
 from .bounds import grown, within
 from .bounds_of_batch import BoundsOfBatch, beyond

@@ -17,9 +17,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..specs.statistics import float32_at_least, float32_at_most, log_bound, log_of
 from ..specs.surrogate import Decided, Surrogate, TokenLoss
 from ..specs.terms import KL, KLKind, Objective
-from ..specs.thresholds import float32_at_least, float32_at_most, log_bound, log_of
 from . import tokens as formulas
 from .bounds import outside
 from .sequences import Sequences

@@ -1,8 +1,9 @@
-"""`Criterion`: a test of tokens, turns, sequences or prefixes, part of a `Spec`."""
+"""`Criterion`: a test of tokens, turns, sequences or prefixes, part of a `Spec`, and the comparison that decides it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from .bounds_of_batch import Bounded, OfBatch
 from .checked import keywords_meant
@@ -22,7 +23,7 @@ from .choices import (
     Unit,
     When,
 )
-from .statistics import STATISTICS, Stat, Statistic
+from .statistics import STATISTICS, Compared, Stat, Statistic
 from .validate import bounds, choice, positive, shown
 from .weight import check_growth
 
@@ -181,3 +182,34 @@ class Criterion(Bounded):
     def thins(self) -> bool:
         """True if a failure drops only those tokens of the turn or sequence that `when` selects."""
         return self.drop == "token" and not self.per_token
+
+
+# --- the comparison ---
+
+
+class Threshold(NamedTuple):
+    """Keep iff lower <= x <= upper and x is not inside the open interval `hole`; x is the quantity that `on` names."""
+
+    on: Compared
+    lower: float | None
+    upper: float | None
+    hole: tuple[float, float] | None = None
+
+
+def threshold_of(criterion: Criterion) -> Threshold:
+    """The comparison that decides `criterion`.
+
+    A token, or the extremum of a sequence, is compared as a log-ratio wherever the statistic can be inverted, so that
+    the last bits of exp, which differ between backends, decide nothing. So are ratios at every level, because they
+    aggregate in log space.
+    """
+    row, lower, upper = criterion.statistic, criterion.low, criterion.high
+    summed = criterion.reduce in ("sum", "mean")
+    # A bound that grows is multiplied as it is: its inverse would grow otherwise.
+    if row.inverse is not None and (row.log_space or not (summed or criterion.growth)):
+        low = None if lower is None else row.inverse(lower)
+        return Threshold(row.compared, low, None if upper is None else row.inverse(upper))
+    if row.branches is not None and criterion.over == "token":
+        outer: tuple[float | None, float | None] = (None, None) if upper is None else row.branches(upper)
+        return Threshold(row.compared, *outer, row.branches(lower) if lower else None)
+    return Threshold("value", lower, upper)

@@ -3,7 +3,7 @@
 Not to be confused with `Statistics` (metrics/statistics.py), the sums and maxima that metrics are computed from.
 
 Readers: the check of bounds (specs/correction.py), `Spec.explain`, the definition (definition/correction.py), the
-thresholds (specs/thresholds.py), the table in docs/math.md, and the plan of the kernels, which needs
+thresholds (specs/criterion.py), the table in docs/math.md, and the plan of the kernels, which needs
 `Statistic.one_limb`, `log_space`, `has_eps` and `source` and has one Triton branch a statistic of its own.
 
 How to add one: CONTRIBUTING.md. Notation: D = log q - log p, where p = exp(rollout_logp) and q = exp(train_logp).
@@ -14,6 +14,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
+
+from .validate import LARGEST_FLOAT32
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -96,6 +98,25 @@ class Statistic(NamedTuple):
 def log_of(bound: float) -> float:
     """The logarithm; of 0 it is -inf."""
     return math.log(bound) if bound > 0.0 else -math.inf
+
+
+def log_bound(bound: float | None) -> float | None:
+    """A bound of a ratio in log space; None, an open side, stays None."""
+    return None if bound is None else log_of(bound)
+
+
+def float32_at_most(x: float) -> float:
+    """The largest float32 <= x, so that comparing a float32 with it is comparing with x itself."""
+    if math.isinf(x):
+        return x
+    scale = 2.0 ** (24 - max(math.frexp(x)[1], -125))  # 24 bits of significand, fewer below 2^-126
+    rounded = math.floor(x * scale) / scale
+    return min(rounded, LARGEST_FLOAT32) if rounded >= -LARGEST_FLOAT32 else -math.inf
+
+
+def float32_at_least(x: float) -> float:
+    """The smallest float32 >= x."""
+    return -float32_at_most(-x)
 
 
 def _where_k2_is(value: float) -> float:

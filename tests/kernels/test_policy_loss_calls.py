@@ -14,7 +14,7 @@ from builders.kernel_cases import FEW, WIDE, fenced, shaped, unchecked, watched
 from builders.loss_cases import SURROGATES
 from builders.loss_kernel_cases import ON_KERNELS, PLAIN, tensors_of
 from builders.rounding import assert_near, is_near, margin
-from rollout_corr.specs.thresholds import float32_at_least, float32_at_most
+from rollout_corr.specs.statistics import float32_at_least, float32_at_most
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

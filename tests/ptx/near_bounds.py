@@ -14,7 +14,7 @@ from builders.kernel_cases import shaped
 from builders.same_bits import is_count
 from ptx.cases import shape_of
 from ptx.session import compiled
-from rollout_corr.specs.thresholds import threshold_of
+from rollout_corr.specs.criterion import threshold_of
 
 C = rc.Criterion
 # Compared as D, or as sums of D and its square.

@@ -13,8 +13,8 @@ import torch
 import rollout_corr as rc
 from rollout_corr.specs import statistics
 from rollout_corr.specs.choices import STATS
+from rollout_corr.specs.criterion import Threshold, threshold_of
 from rollout_corr.specs.statistics import STATISTICS, Statistic
-from rollout_corr.specs.thresholds import Threshold, threshold_of
 
 ROOT = Path(__file__).resolve().parents[2]
 CORE = ("specs", "definition", "metrics", "backends", "api")

@@ -20,7 +20,7 @@ from ...definition.tokens import Tokens
 from ...metrics.collect import totals
 from ...metrics.peers import Columns, Interval
 from ...specs.correction import Criterion, Spec
-from ...specs.thresholds import log_bound
+from ...specs.statistics import log_bound
 from ..shared.metrics import Values, beyond_one, exp, mean, prefixed, unbiased_std
 
 SEQUENCE_MASKS = ("geo_sequence_mask", "product_sequence_mask")

@@ -26,7 +26,7 @@ from ...definition.tokens import extrema, select
 from ...metrics.collect import totals
 from ...metrics.peers import Columns, Interval
 from ...specs.correction import Criterion, Spec, Weight
-from ...specs.thresholds import log_bound
+from ...specs.statistics import log_bound
 from ..shared.metrics import (
     EPSILON,
     Values,
