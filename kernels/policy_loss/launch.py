@@ -92,7 +92,7 @@ class LossOperation(Operation):
             mass=None if log_mass is None or not use.loss_takes_mass else ("rollout" if mass_of_base else "train"),
             has_scales=scales is not None, chosen=chosen is not None, turns=turns,
             gated=weights is torch.bool or use.gated, trainer=use.trainer, engine=use.engine,
-            spec_mass=spec is not None and spec.mass is not None,
+            spec_mass=spec is not None and spec.mass is not None, spec_pairs=spec is not None and bool(spec.pairs),
         )  # fmt: skip
         last = plans[-1]
         self.kind, self.averages_late = torch.float64 if double else torch.float32, last.averages_late

@@ -57,6 +57,7 @@ class LossPlan(Tables):
     trainer: str | None = None
     engine: str | None = None
     spec_mass: bool = False  # that correction takes the kept mass off
+    spec_pairs: bool = False  # and compares further policies
     clip_counts: tuple[str, ...] = ()  # clips that can happen
     sums: tuple[str, ...] = ()  # the statistics, in the order in which they are handed out
     of_choice: tuple[str, ...] = ()  # the ones that are summed where tokens are chosen
@@ -106,8 +107,8 @@ class LossPlan(Tables):
         """The most registers of a thread on NVIDIA: with a correction for 12 warps of a multiprocessor, or 11."""
         if self.trainer is None:
             return None
-        # With the kept mass 168 spill 20 bytes on sm_100.
-        return 184 if self.has_mass else 168
+        # With the kept mass 168 spill 20 bytes on sm_100, with further policies 24.
+        return 184 if self.has_mass or self.spec_pairs else 168
 
     @property
     def has_mass(self) -> bool:

@@ -69,7 +69,7 @@ class StepOperation(Operation):
             weighted=use.weighted, referred=ref is not None, trained=use.trained, masked=mask is not None,
             advantages=advantages, differentiable=differentiable, mass=of_mass if use.loss_takes_mass else None,
             has_scales=scales is not None, chosen=False, turns=False, gated=use.gated, trainer=use.trainer,
-            engine=use.engine, spec_mass=log_mass is not None,
+            engine=use.engine, spec_mass=log_mass is not None, spec_pairs=bool(pairs_of(spec)),
         )  # fmt: skip
         correction = plan_of(
             spec, double=False, packed=packed, masked=mask is not None, advantages=advantages,

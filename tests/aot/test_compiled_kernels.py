@@ -133,11 +133,12 @@ def test_advantages_of_packed_batches_ask_for_more_registers():
     assert [one.registers for one in plans] == [128, 168, 128]
 
 
-def test_two_criteria_of_tokens_and_a_kept_mass_ask_for_more_registers():
-    """With 128 and 168 they spill 20 bytes in loops for sm_100, with these none."""
+def test_two_criteria_of_tokens_a_kept_mass_and_further_policies_ask_for_more_registers():
+    """With 128 and 168 they spill 20 or 24 bytes in loops for sm_100, with these none."""
     assert VARIANTS["slime.mis"].launches()[0].arguments["PLAN"].registers == 136
     plan = STEP_VARIANTS["zeroed"].launches()[0].arguments["PLAN"]
     assert [plan.registers, dataclasses.replace(plan, mass=None, spec_mass=False).registers] == [184, 168]
+    assert STEP_VARIANTS["of_new"].launches()[0].arguments["PLAN"].registers == 184
 
 
 # --- what has to hold ---
