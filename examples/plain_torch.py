@@ -48,7 +48,7 @@ def decoupled(policy: nn.Module, optimizer: torch.optim.Optimizer, rollout: Roll
 
 
 def one_pass(policy: nn.Module, optimizer: torch.optim.Optimizer, rollout: Rollout) -> list[rc.PendingMetrics]:
-    """The same for one update, whose old_logp is new_logp before it: one forward, and on a GPU one pass over tokens."""
+    """Train one update whose old_logp is new_logp before it: one forward, and on a GPU one pass over the tokens."""
     new_logp = policy(rollout.before, rollout.tokens)
     old_logp = new_logp.detach()
     advantages = baseline(rollout, torch.ones_like(rollout.rewards, dtype=torch.bool))

@@ -37,10 +37,7 @@ def row_of(who: str, version: str, what: str, shape: tuple[int, int], layout: st
         "shape": list(shape),
         "layout": layout,
         "tokens": tokens,
-        "launches": cost.launches,
-        "waits": len(cost.waits),
-        "read": cost.read,
-        "written": cost.written,
+        **cost.amounts(),
         "temporaries": cost.temporaries,
         "places": [f"{place} ({times})" for place, times in waits.items()],
     }

@@ -84,6 +84,10 @@ class Cost:
     peak: int = 0
     moves: list[tuple[int, int]] = field(default_factory=list)
 
+    def amounts(self) -> dict[str, int]:
+        """The launches, waits and bytes that a row of results has."""
+        return {"launches": self.launches, "waits": len(self.waits), "read": self.read, "written": self.written}
+
 
 @dataclass
 class Memory:

@@ -325,7 +325,7 @@ def _task_of(
 
 
 def _count(request: LossRequest, wanted: Objective, count: Tensor | None) -> Tensor | None:
-    """What divides a loss, 0-d float64, from the caller's count; None: the loss counts."""
+    """Return the divisor of a loss, 0-d float64, if it is known before the loss runs; None: the loss counts."""
     groups, batch = request.given.batch.ranks, request.tensors.batch
     of_turns = wanted.surrogate.mean_unit == "turn"
     if wanted.mean.over == "rows" and (request.runner != "kernels" or groups.batch is not None or of_turns):

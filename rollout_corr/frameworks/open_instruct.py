@@ -67,9 +67,10 @@ KL_KINDS: tuple[KLKind, ...] = ("k1", "k2", "k3", "k1")
 
 
 def _estimator(name: str, value: object) -> int:
-    if value not in range(len(KL_KINDS)):
-        raise wrong_value(name, "0, 1, 2 or 3", value)
-    return int(value)  # type: ignore[call-overload]  # one of these
+    for estimator in range(len(KL_KINDS)):
+        if value == estimator:
+            return estimator
+    raise wrong_value(name, "0, 1, 2 or 3", value)
 
 
 def _kl(beta: float, kl_estimator: int) -> KL | None:

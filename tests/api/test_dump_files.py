@@ -46,7 +46,7 @@ def test_a_half_line_of_a_killed_process_costs_no_other(tmp_path):
 
 
 def test_a_full_disk(tmp_path):
-    """What follows is whole, and readers skip the half line."""
+    """Calls behind one that failed are written whole, and readers skip the half line that it left."""
     path = tmp_path / "x.jsonl"
     assert call(path, count=2).result(60) == 2
     with largest_file(path.stat().st_size + 500):

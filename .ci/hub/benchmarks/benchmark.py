@@ -1,4 +1,4 @@
-"""What `kernels benchmark` of the Hub times: a correction, and a whole step in one pass, of packed sequences."""
+"""Workloads of the Hub's `kernels benchmark`: a correction, and a whole step in one pass, of packed sequences."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from ...specs.caches import cached
 from ...specs.choices import Scheme
 from ...specs.correction import Spec
-from ...specs.validate import Error, number, of_key, one_of, positive, wrong_type, wrong_value
+from ...specs.validate import number, of_key, one_of, positive, wrong_type, wrong_value
 
 Kind = Callable[[str, Any], Any]
 
@@ -33,7 +33,7 @@ class NoEquivalent(ValueError):
     """A setting that is valid in its framework and that no Spec expresses: not a mistake in the configuration."""
 
 
-def refused(key: str, why: str, kind: Callable[[str], Error] = ValueError) -> Error:  # type: ignore[assignment]  # mypy#3737
+def refused(key: str, why: str, kind: Callable[[str], Exception] = ValueError) -> Exception:
     """Make the error that refuses a setting."""
     return of_key(kind(f"{key}: {why}"), key)
 
@@ -105,12 +105,12 @@ def needed(key: str, by: str, value: object) -> float:
 
 
 def maybe(default: float | None) -> Setting:
-    """A number or null."""
+    """Make the row of a setting that is a number or null."""
     return Setting(default, or_null(number))
 
 
 def word(default: str | None, options: Iterable[str]) -> Setting:
-    """One of some words; null too where that is the default."""
+    """Make the row of a setting that is one of some words, or null where that is the default."""
     known = tuple(options)
 
     def kind(name: str, value: object) -> str | None:
@@ -120,7 +120,7 @@ def word(default: str | None, options: Iterable[str]) -> Setting:
 
 
 def only(default: Any, why: str, error: Callable[[str], Exception] = ValueError) -> Setting:
-    """A setting of which no recipe has another value, and the reason."""
+    """Make the row of a setting that has one value in all recipes; `why` is what an error says of another one."""
     plain = row_of(default)
 
     def kind(name: str, value: object) -> Any:
@@ -196,11 +196,11 @@ class Given(Mapping[str, Any]):
         return self.given.get(name) is not None
 
     def but(self, **values: Any) -> Given:
-        """The same settings with others in place of some."""
+        """Return a copy in which some settings have other values."""
         return Given(self.rows, {**self.given, **values}, self.within, self._read)
 
     def without_null(self) -> Given:
-        """The same settings, those that are null as if they were left out."""
+        """Return a copy without the settings that are null."""
         return Given(self.rows, {name: x for name, x in self.given.items() if x is not None}, self.within, self._read)
 
     def refuse_others(self) -> None:
@@ -410,7 +410,7 @@ PACKAGE = __name__.partition(".")[0]
 
 
 class Notice(NamedTuple):
-    """What is to be said of a setting."""
+    """A warning about a setting."""
 
     key: str
     text: str
