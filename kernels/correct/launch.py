@@ -144,7 +144,7 @@ def tables_of(plan: Plan, kind: torch.dtype) -> list[Table]:
         Table("sequence_sums", "sequence_rows", len(plan.sequence_sums), torch.float64),
         Table("sequence_maxima", "sequence_rows", len(plan.sequence_maxima), torch.float64),
         Table("counter", "sequence_rows", None, torch.int32),
-        Table("states", "sequences", None if plan.applies else 0, torch.int32),  # bits; see decide.py
+        Table("states", "sequences", None if plan.applies else 0, torch.int32),  # bits; see units.py
         Table("sequence_weights", "sequences", None if plan.spreads and plan.applies else 0, kind),
     ]
 

@@ -315,7 +315,7 @@ def beyond_bounds(
     return above, below
 
 
-# What statistics add up of the weights of units: each `weight_term` and its squares, or the squares alone.
+# What statistics add up of the weights of units: each of `weight_terms` and its squares, or the squares alone.
 WEIGHT_TERMS = ("raw", "weight", "raw_around_one", "weight_around_one")
 ADDED_TERMS = tl.constexpr(2)
 

@@ -350,9 +350,9 @@ def read_kernel(
     outside = tile.length * 0
     if loads_ahead(PLAN):
         ahead = load_logps(inputs, tile, 0, PLAN, TILING)
-    # At least one step, because owners of no token may end in a tile of none.
     if PLAN.skips:
         ahead = load_marks(inputs.mask, tile, 0, PLAN, TILING)
+    # At least one step, because owners of no token may end in a tile of none.
     for token in range(0, tl.maximum(tile.length, 1), TILING.step):
         whole = is_whole(tile, token, TILING)
         context = Context(tile, span, token, whole, extents, offsets, either(advantages, train_logp), externals,

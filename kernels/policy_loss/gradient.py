@@ -504,7 +504,8 @@ def gradient_kernel(
     """Pass over a tile: write the gradient over the assumed divisor, its statistics, and sums of sequences.
 
     In the phase "write" the last program of a part adds it up, and the last of these finishes. SPEC is the plan of a
-    correction in the same pass, with the columns of both; None: weights and masks are ready.
+    correction in the same pass, with the columns of both, or with none where it has decided about sequences before;
+    None: weights and masks are ready.
     """
     COLUMNS: tl.constexpr = columns_of(PLAN, SPEC)
     if tl.program_id(0) == 0:

@@ -118,7 +118,8 @@ def correct(
         backend: "auto", "triton" or "torch". An explicit choice never falls back.
 
     Returns:
-        A `Correction`. No host sync has happened for tensors on a device.
+        A `Correction`. No host sync has happened for tensors on a device, unless the batch decides bounds over
+            `Ranks.batch`.
 
     Raises:
         ValueError: A wrong shape, dtype, device, length or name; the message names the argument, the expected and

@@ -90,7 +90,7 @@ def dump(
 
     Returns:
         A future of the number of sequences written, 0 where the call was left out. An error while writing is kept in
-        it, and told by a RuntimeWarning: it names the path, the reason, and how many sequences are in the file.
+        it, and told by a RuntimeWarning: it names the path, the reason, and what may be in the file.
 
     Raises:
         ValueError: A wrong shape, dtype, device or path, named.

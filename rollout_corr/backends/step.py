@@ -126,7 +126,7 @@ class Unsettled:
     Args:
         correction: What the step corrected.
         spec: The Spec that ran.
-        names: What the caller calls the log-probs of the trainer.
+        trainer: The name of the trainer's log-probs in an error.
     """
 
     def __init__(self, correction: OpenBatch, spec: Spec, trainer: str) -> None:

@@ -1,12 +1,13 @@
 """Bounds that the batch decides, by a sort: what each rule of specs/bounds_of_batch.py means.
 
 The values of the units that a criterion tests are put in order from the end that the bound keeps. Equal values are one
-place of this order. The bound is the value at the first place where the rule does not go on, or, for a rule that does
-not keep that, the number next to it on the side of those before. Where nothing lies beyond the bound the side is open.
+place of this order. Of a rule that counts the bound is the value at the first place where the rule does not go on, or,
+for a rule that does not keep that, the number next to it on the side of those before. Where nothing lies beyond the
+bound the side is open.
 NaN has no place in the order: it counts in nothing and is beyond every bound. Where groups decide, each is a batch.
 
-Counts and sums are integers, so neither the order of equal values nor what lies beside them changes a bit. No value is
-read on the host.
+Its counts and sums are integers, so neither the order of equal values nor what lies beside them changes a bit.
+`by_sample_size` finds the bound of the rule that keeps an effective sample size. No value is read on the host.
 """
 
 from __future__ import annotations

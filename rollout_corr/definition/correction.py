@@ -188,7 +188,7 @@ def selected_units(when: str, over: str, tokens: Tokens, advantages: Advantages)
 
 
 def passes(criterion: Criterion, x: Tensor, clamp: float, growth: Tensor | None = None) -> Tensor:
-    """Test values of the quantity that the criterion's threshold compares (see thresholds.py), grown or as it is."""
+    """Test values of the quantity that the criterion's threshold compares (see `threshold_of`), grown or as it is."""
     threshold = threshold_of(criterion)
     if threshold.on in ("abs_d", "clamped_abs_d"):
         x = x.abs()

@@ -13,7 +13,7 @@ from typing import Any
 
 
 def lazily(package: str, **names: tuple[str, ...]) -> Callable[[str], Any]:
-    """Return the `__getattr__` of a package whose presets are read without importing torch and its drop-in.
+    """Return the `__getattr__` of a package whose presets are read without importing its drop-in.
 
     The public names are given by the submodule that defines them; `dir` of the package names them.
     """

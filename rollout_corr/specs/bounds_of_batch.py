@@ -40,7 +40,7 @@ class Before(NamedTuple):
     """The values up to and with a place in the order, at every place that is looked at."""
 
     kept: Tensor  # int64, how many there are
-    amount: Tensor | None  # int64, the sum of their `OfBatch.amount`, rounded down; None where the rule has none
+    amount: Tensor | None  # int64, the sum of their `Counting.amount`, rounded down; None where the rule has none
     all: Tensor  # int64, broadcasts: how many values there are altogether
 
 

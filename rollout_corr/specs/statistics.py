@@ -2,7 +2,7 @@
 
 Not to be confused with `Statistics` (metrics/statistics.py), the sums and maxima that metrics are computed from.
 
-Readers: the check of bounds (specs/correction.py), `Spec.explain`, the definition (definition/correction.py), the
+Readers: the check of bounds (specs/criterion.py), `Spec.explain`, the definition (definition/correction.py), the
 thresholds (specs/criterion.py), the table in docs/math.md, and the plan of the kernels, which needs
 `Statistic.one_limb`, `log_space`, `has_eps` and `source` and has one Triton branch a statistic of its own.
 
