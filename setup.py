@@ -84,7 +84,8 @@ setup(
         *(f"rollout_corr.kernels.{name}" for name in find_packages("kernels")),
     ],
     package_dir={"rollout_corr.kernels": "kernels"},
-    package_data={"rollout_corr": ["py.typed"]},
+    # Type checkers read the stub, and `__init__.py` its names.
+    package_data={"rollout_corr": ["py.typed", "__init__.pyi"]},
     # Never Triton: the wheel of torch for a GPU brings its own, and a CPU needs none.
     install_requires=["torch>=2.10"],
     extras_require={
@@ -108,7 +109,6 @@ setup(
         "Programming Language :: Python :: 3.11",
         "Programming Language :: Python :: 3.12",
         "Programming Language :: Python :: 3.13",
-        "Programming Language :: Python :: 3.14",
         "Topic :: Scientific/Engineering :: Artificial Intelligence",
         "Typing :: Typed",
     ],

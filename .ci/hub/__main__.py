@@ -94,7 +94,7 @@ def git(*arguments: str) -> str:
 
 def files() -> dict[str, str]:
     """Where each file of the package lies in an installed one."""
-    tracked = [name for name in git("ls-files", NAME, "kernels").splitlines() if name.endswith(".py")]
+    tracked = [name for name in git("ls-files", NAME, "kernels").splitlines() if name.endswith((".py", ".pyi"))]
     inside = {name: name.removeprefix(f"{NAME}/") for name in tracked}
     return {name: path for name, path in inside.items() if not path.startswith(LEFT_OUT)}
 

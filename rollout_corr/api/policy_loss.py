@@ -28,8 +28,8 @@ from ..specs.caches import cached
 from ..specs.checked import known_keywords
 from ..specs.correction import Spec
 from ..specs.loss import Loss, no_loss
-from ..specs.score_losses import without_ratio
 from ..specs.surrogate import Decided
+from ..specs.surrogates import without_ratio
 from ..specs.terms import KL, EntropyBonus, Mean, Objective
 from .correct import Correction, spec_given
 from .loss_request import (

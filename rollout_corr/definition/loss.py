@@ -1,8 +1,8 @@
 """The policy loss in plain torch: its value, and by autograd of that its gradient.
 
 Read correction.py and tokens.py first; their conventions hold here too. The formula of a surrogate is in its class in
-specs/ratio_losses.py or specs/score_losses.py, which reads its tokens through `TokensThatTrain`. Tokens that do not
-count are replaced before anything is computed from them, so that no gradient reaches them, whatever they hold.
+specs/surrogates.py, which reads its tokens through `TokensThatTrain`. Tokens that do not count are replaced before
+anything is computed from them, so that no gradient reaches them, whatever they hold.
 
 A surrogate that gives the slope of its ratio needs no graph where nothing else has a gradient: `has_slope`. The CPU has
 a reader of tokens of its own, as for a correction (backends/loss_blocks.py).

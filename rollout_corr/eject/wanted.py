@@ -9,8 +9,7 @@ from ..frameworks.shared.preset import RecipeEntry
 from ..specs.correction import Spec
 from ..specs.criterion import Criterion
 from ..specs.loss import Loss
-from ..specs.ratio_losses import GSPO, PPO, SAPO, Reinforce
-from ..specs.score_losses import GPG, Score
+from ..specs.surrogates import GPG, GSPO, PPO, SAPO, Reinforce, Score
 
 STATS = ("ratio", "k1", "k2", "k3", "abs")
 SURROGATES: dict[type, str] = {

@@ -14,8 +14,8 @@ from typing import Any
 
 from ..specs.correction import Criterion, Spec, Weight
 from ..specs.loss import Loss
-from ..specs.ratio_losses import GSPO, PPO
 from ..specs.surrogate import Surrogate
+from ..specs.surrogates import GSPO, PPO
 from ..specs.terms import KL, KLWeight, Mean
 from .shared.checking import Checks, Rule, roles, without
 from .shared.preset import is_off_policy, off_policy, presets

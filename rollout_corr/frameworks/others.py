@@ -15,10 +15,8 @@ from typing import Any, get_args
 from ..specs.choices import WeightReduce, When
 from ..specs.correction import Criterion, Spec, Weight
 from ..specs.loss import Loss
-from ..specs.score_losses import Divergence
-from ..specs.signed_losses import Mask
 from ..specs.surrogate import Level, Surrogate
-from ..specs.surrogates import DPPO, GPG, GSPO, PPO, REC, SAPO, TOPR, AveragePPO, Reinforce, Score
+from ..specs.surrogates import DPPO, GPG, GSPO, PPO, REC, SAPO, TOPR, AveragePPO, Divergence, Mask, Reinforce, Score
 from ..specs.terms import KL, KLKind, Mean, SquaredLogRatio
 from ..specs.validate import one_of, positive
 from .shared.preset import gated, masked, presets, truncated

@@ -11,9 +11,10 @@ from functools import partial
 from typing import Any
 
 from ..backends.given import Groups
+from ..specs.batch_losses import REAL
 from ..specs.correction import Criterion, Spec, Weight
 from ..specs.loss import Loss
-from ..specs.surrogates import PPO, REAL
+from ..specs.surrogates import PPO
 from ..specs.terms import KL, Mean
 from ..specs.validate import one_of
 from .shared.checking import Checks, roles, without

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from ..specs.correction import Criterion, Spec
-from ..specs.ratio_losses import PPO
+from ..specs.surrogates import PPO
 from .shared.preset import RECIPES, presets
 from .shared.recipe import BYPASS, Named, Recipe, named_recipe
 from .shared.settings import Given, given_in, unchecked

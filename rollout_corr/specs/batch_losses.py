@@ -14,11 +14,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from .ratio_losses import PPO
-from .surrogate import Decided, LossTokens, SeenBatch, SeenGroups, Surrogate, TokenLoss, Traits
+from .surrogate import Decided, LossTokens, Range, Ranges, SeenBatch, SeenGroups, Surrogate, TokenLoss, Traits
+from .surrogates import OF_FLOAT32, PPO
 from .validate import LARGEST_FLOAT32, number, wrong_type, wrong_value
-
-SMALLEST_TAU = 1e-30
 
 
 def _share(name: str, value: object) -> float:
@@ -97,9 +95,9 @@ class ClipCov(PPO):
         return Decided((chosen,), sums)
 
     def loss(self, tokens: LossTokens) -> TokenLoss:
-        found, chosen = super().loss(tokens), tokens.decided.tokens[0]
-        slope = None if found.slope is None else (found.slope[0], torch.where(chosen, 0.0, found.slope[1]))
-        return found._replace(value=torch.where(chosen, 0.0, found.value), slope=slope)
+        clipped, chosen = super().loss(tokens), tokens.decided.tokens[0]
+        slope = None if clipped.slope is None else (clipped.slope[0], torch.where(chosen, 0.0, clipped.slope[1]))
+        return clipped._replace(value=torch.where(chosen, 0.0, clipped.value), slope=slope)
 
     def explain(self) -> str:
         return (
@@ -123,12 +121,12 @@ class KLCov(Surrogate):
     penalty: float = 0.1
 
     traits: ClassVar[Traits] = Traits(sees="batch", sums=("cov_chosen", "cov_of_chosen"))
+    # Times |x| = 0 an infinite penalty is NaN.
+    ranges: ClassVar[Ranges] = {"penalty": OF_FLOAT32}
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._set(share=_share("KLCov.share", self.share))
-        # Times |x| = 0 an infinite penalty is NaN.
-        self._number("penalty", most=LARGEST_FLOAT32)
 
     def see_batch(self, batch: SeenBatch) -> Decided:
         covariance = _covariance(batch)
@@ -164,11 +162,8 @@ class REAL(Surrogate):
     tau: float = 0.5
 
     traits: ClassVar[Traits] = Traits(level="sequence", sees="groups", sums=("group_contrast",))
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        # With a smaller one a derivative, up to the size of a group over tau, may leave float32, and 0 times it is NaN.
-        self._number("tau", least=SMALLEST_TAU, most=LARGEST_FLOAT32)
+    # With a smaller one a derivative, up to the size of a group over tau, may leave float32, and 0 times it is NaN.
+    ranges: ClassVar[Ranges] = {"tau": Range(1e-30, LARGEST_FLOAT32)}
 
     def see_groups(self, groups: SeenGroups) -> Decided:
         """Compute the loss of each group, and its derivative by each score."""
@@ -180,8 +175,8 @@ class REAL(Surrogate):
         # Of log(1 + sum of e^z) by z: a softmax. Each of the group's sequences carries its loss.
         slope = (scaled - torch.where(good, goods, others)).exp() / self.tau * counts.sum(0)
         slope = torch.where(contrasts & (score.abs() < self.clamp), torch.where(good, -slope, slope), 0.0)
-        found = {"group_contrast": torch.count_nonzero(contrasts)}
-        return Decided((), found, (score, value.to(score.dtype), slope.to(score.dtype)))
+        sums = {"group_contrast": torch.count_nonzero(contrasts)}
+        return Decided((), sums, (score, value.to(score.dtype), slope.to(score.dtype)))
 
     def loss(self, tokens: LossTokens) -> TokenLoss:
         """The loss of its group at every token, with the derivative of that by its score as the slope."""
@@ -194,3 +189,7 @@ class REAL(Surrogate):
             f"log(1 + sum of e^(s / {self.tau:g}) where A <= 0) + log(1 + sum of e^(-s / {self.tau:g}) where A > 0), "
             "over the sequences of its group, s = their mean log-ratio"
         )
+
+
+# There are kernels for those that choose tokens.
+OF_BATCH: tuple[type[Surrogate], ...] = (ClipCov, KLCov, REAL)

@@ -6,11 +6,12 @@ import json
 from dataclasses import fields
 from typing import Any
 
+from .batch_losses import OF_BATCH
 from .bounds_of_batch import RULES
 from .caches import cached
 from .checked import Checked
 from .correction import Criterion, Spec, Weight
-from .surrogates import OF_BATCH, SURROGATES
+from .surrogates import SURROGATES
 from .terms import KL, Mean, Objective, SquaredLogRatio
 
 _OF_CORRECTION = (Spec, Weight, Criterion)

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .checked import Checked, arguments_of, hash_once, keywords_meant, without_hash
-from .ratio_losses import DEFAULT_SURROGATE
 from .surrogate import Surrogate, checked_surrogate
+from .surrogates import DEFAULT_SURROGATE, SURROGATES
 from .terms import KL, MEANT, TOKEN_MEAN, EntropyBonus, Mean, SquaredLogRatio
 from .validate import shown, wrong_type
 
@@ -112,7 +112,7 @@ def _nested(kind: type, mapping: object, owner: str) -> dict[str, Any]:
 
 def _surrogate(mapping: object) -> Surrogate:
     """The surrogate of plain data."""
-    from .surrogates import OF_BATCH, SURROGATES
+    from .batch_losses import OF_BATCH
 
     kinds = {kind.__name__: kind for kind in (*SURROGATES, *OF_BATCH)}
     got = mapping.get("name") if isinstance(mapping, Mapping) else mapping

@@ -11,8 +11,7 @@ from typing import Literal, get_args
 from .bounds_of_batch import MeanBelow
 from .choices import STRETCHES, Of, Stretch
 from .criterion import Criterion
-from .ratio_losses import GSPO, PPO
-from .score_losses import Score
+from .surrogates import GSPO, PPO, Score
 from .validate import choice, not_negative, positive
 from .weight import Weight
 

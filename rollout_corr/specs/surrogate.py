@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import ClassVar, Literal, NamedTuple, Protocol, get_args
 
@@ -29,6 +30,19 @@ WeightUse = Literal["report", "replace_ratio", "multiply"]
 
 RATIOS: tuple[str, ...] = get_args(RatioOf)
 LEVELS: tuple[str, ...] = get_args(Level)
+
+
+class Range(NamedTuple):
+    """The least and the most that a number may be."""
+
+    least: float
+    most: float
+    or_none: bool = False  # None is allowed
+
+
+# By the names of fields.
+Choices = Mapping[str, tuple[str, ...]]
+Ranges = Mapping[str, Range]
 
 # Fields of every surrogate.
 OF_ALL = frozenset(("of", "clamp", "coef"))
@@ -174,6 +188,10 @@ class Surrogate(Checked):
     coef: float = field(default=1.0, kw_only=True)
 
     traits: ClassVar[Traits] = Traits()
+    # How its fields are checked: words; numbers within a range; finite numbers above 0.
+    choices: ClassVar[Choices] = {}
+    ranges: ClassVar[Ranges] = {}
+    above_0: ClassVar[tuple[str, ...]] = ()
 
     def __init_subclass__(cls, **settings: object) -> None:
         super().__init_subclass__(**settings)
@@ -192,24 +210,28 @@ class Surrogate(Checked):
         if self.of is not None:
             choice(f"{self._name}.of", self.of, RATIOS)
         self._set(clamp=positive(f"{self._name}.clamp", self.clamp, LARGEST_CLAMP))
-        self._set(coef=positive(f"{self._name}.coef", self.coef))
+        for name, words in self.choices.items():
+            choice(f"{self._name}.{name}", getattr(self, name), words)
+        for name, (least, most, or_none) in self.ranges.items():
+            if or_none and getattr(self, name) is None:
+                continue
+            value = number(f"{self._name}.{name}", getattr(self, name))
+            if not least <= value <= most:
+                limit = f">= {least:g}" + ("" if math.isinf(most) else f" and <= {most:g}")
+                raise wrong_value(f"{self._name}.{name}", f"a number {limit}", value)
+            self._set(**{name: value})
+        for name in ("coef", *self.above_0):
+            self._set(**{name: positive(f"{self._name}.{name}", getattr(self, name))})
 
     @property
     def _name(self) -> str:
         return type(self).__name__
 
-    def _number(self, name: str, *, least: float = 0.0, most: float = math.inf) -> None:
-        value = number(f"{self._name}.{name}", getattr(self, name))
-        if not least <= value <= most:
-            limit = f">= {least:g}" + ("" if math.isinf(most) else f" and <= {most:g}")
-            raise wrong_value(f"{self._name}.{name}", f"a number {limit}", value)
-        self._set(**{name: value})
-
     @property
     def numbers(self) -> dict[str, float]:
         """The numbers of the formula by name, 0 for None; `clamp` and `coef` apart."""
-        found = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in OF_ALL}
-        return {name: value or 0.0 for name, value in found.items() if not isinstance(value, str)}
+        own = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in OF_ALL}
+        return {name: value or 0.0 for name, value in own.items() if not isinstance(value, str)}
 
     @property
     def thresholds(self) -> dict[str, tuple[float | None, float | None]]:

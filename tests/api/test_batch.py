@@ -16,7 +16,8 @@ from rollout_corr.backends import batch as reading
 from rollout_corr.backends import read, turns
 from rollout_corr.backends.batch import OpenBatch
 from rollout_corr.backends.given import batch_given
-from rollout_corr.specs.surrogates import OF_BATCH, SURROGATES
+from rollout_corr.specs.batch_losses import OF_BATCH
+from rollout_corr.specs.surrogates import SURROGATES
 
 N = 12
 OFFSETS = torch.tensor([0, 5, 5, N])

@@ -12,7 +12,7 @@ from rollout_corr.metrics.labels import LabelSet
 from rollout_corr.metrics.limits import LIMITS, MOST_OF_NOISE, NOT_WARNED, RATIO_ERRORS, RATIO_MARGIN
 from rollout_corr.metrics.rows import Metric
 from rollout_corr.specs.correction import Criterion, Spec, Weight
-from rollout_corr.specs.ratio_losses import DEFAULT_SURROGATE
+from rollout_corr.specs.surrogates import DEFAULT_SURROGATE
 from rollout_corr.specs.terms import KL, Objective, SquaredLogRatio
 
 WEIGHTS, TURNS, FULL = "With a `Weight`", "Where turns are measured", 'With `detail="full"`'

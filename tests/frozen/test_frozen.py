@@ -14,7 +14,8 @@ from frozen import record
 from frozen.calls import Call, correct_call, shown
 from frozen.generator import KINDS, LaidOut, Layout, Tokens, random_loss, random_spec
 from rollout_corr.specs import choices, terms
-from rollout_corr.specs.surrogates import OF_BATCH, SURROGATES
+from rollout_corr.specs.batch_losses import OF_BATCH
+from rollout_corr.specs.surrogates import SURROGATES
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),

@@ -67,8 +67,10 @@ def named_in(module: str) -> tuple[frozenset[str], frozenset[str]]:
     package = "rollout_corr" if module == "__init__" else f"rollout_corr.{module}"
     if modules()[module].stem != "__init__":
         package = package.rpartition(".")[0]
-    imported, loaded = set(), set()
-    for node in ast.walk(ast.parse(modules()[module].read_text(encoding="utf-8"))):
+    imported, loaded, path = set(), set(), modules()[module]
+    stub = path.with_suffix(".pyi")  # the package imports by its stub
+    text = path.read_text(encoding="utf-8") + (stub.read_text(encoding="utf-8") if stub.exists() else "")
+    for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):
             imported |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):

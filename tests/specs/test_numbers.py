@@ -13,7 +13,8 @@ import pytest
 import torch
 
 import rollout_corr as rc
-from rollout_corr.specs.surrogates import OF_BATCH, SURROGATES
+from rollout_corr.specs.batch_losses import OF_BATCH
+from rollout_corr.specs.surrogates import SURROGATES
 
 # A value of each type by its required fields alone.
 LEAST = {

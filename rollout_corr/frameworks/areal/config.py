@@ -13,9 +13,9 @@ from ...specs.bounds_of_batch import MeanBelow
 from ...specs.choices import Nonfinite, Reduce
 from ...specs.correction import Criterion, Spec, Weight
 from ...specs.loss import Loss
-from ...specs.ratio_losses import GSPO, SAPO
 from ...specs.statistics import Stat
 from ...specs.surrogate import Surrogate
+from ...specs.surrogates import GSPO, SAPO
 from ...specs.terms import Mean
 from ...specs.validate import number, one_of, positive
 from ..shared.preset import LEVELS as RATIO_LEVELS

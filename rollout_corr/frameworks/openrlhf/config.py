@@ -13,9 +13,9 @@ from typing import Any
 from ...specs.choices import Reduce, Unit
 from ...specs.correction import Criterion, Spec, Weight
 from ...specs.loss import Loss
-from ...specs.ratio_losses import GSPO
 from ...specs.statistics import Stat
 from ...specs.surrogate import RatioOf, Surrogate
+from ...specs.surrogates import GSPO
 from ...specs.terms import KL, KLKind, Mean
 from ...specs.validate import number, one_of
 from ..shared.preset import gated, level_of, presets, truncated

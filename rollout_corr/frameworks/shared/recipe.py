@@ -10,9 +10,8 @@ from typing import Any, Generic, TypeVar
 from ...specs.choices import Outside
 from ...specs.correction import Spec
 from ...specs.loss import Loss
-from ...specs.ratio_losses import GSPO, PPO
-from ...specs.score_losses import Score
 from ...specs.surrogate import RatioOf, Surrogate
+from ...specs.surrogates import GSPO, PPO, Score
 from ...specs.terms import KL, KLKind, KLWeight, Mean, MeanOver, Scope, SquaredLogRatio
 from .preset import PRESETS, RECIPES, RecipeEntry, registered
 from .preset import Recipe as Recipe

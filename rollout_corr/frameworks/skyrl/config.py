@@ -14,8 +14,8 @@ from typing import Any
 from ...specs.choices import Reduce, Scheme, SumsOver
 from ...specs.correction import Criterion, Spec, Weight
 from ...specs.loss import Loss
-from ...specs.ratio_losses import GSPO, PPO, SAPO, Reinforce
 from ...specs.surrogate import Surrogate
+from ...specs.surrogates import GSPO, PPO, SAPO, Reinforce
 from ...specs.terms import KL, KLKind, Mean
 from ...specs.validate import not_negative, number, one_of, positive
 from ..shared.preset import LEVELS, level_of, masked, presets

@@ -15,12 +15,13 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from ...specs.batch_losses import ClipCov, KLCov
 from ...specs.checked import expression
 from ...specs.choices import Scheme
 from ...specs.correction import Criterion, Spec, Weight
 from ...specs.loss import Loss
 from ...specs.surrogate import Surrogate
-from ...specs.surrogates import DPPO, DRO, GMPO, GPG, GSPO, PPO, SAPO, ClipCov, KLCov, Score
+from ...specs.surrogates import DPPO, DRO, GMPO, GPG, GSPO, PPO, SAPO, Score
 from ...specs.terms import KL, Mean
 from ...specs.validate import one_of, positive
 from ..shared.preset import RENAMED, Preset, Row, presets, registered

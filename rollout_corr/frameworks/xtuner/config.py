@@ -11,7 +11,7 @@ from typing import Any
 from ...specs.choices import Drop, Scheme, When
 from ...specs.correction import Criterion, Spec, Weight
 from ...specs.loss import Loss
-from ...specs.ratio_losses import PPO
+from ...specs.surrogates import PPO
 from ...specs.terms import KL, Mean
 from ...specs.validate import not_negative, number, one_of, wrong_type, wrong_value
 from ..shared.preset import LEVELS, level_of, presets
