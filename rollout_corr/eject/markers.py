@@ -11,56 +11,51 @@ from __future__ import annotations
 import ast
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 # What a test may consist of; anything else is decided at run time.
 PLAIN = (ast.Compare, ast.cmpop, ast.Attribute, ast.Name, ast.Constant, ast.Tuple, ast.expr_context)
+# The names by which a file calls objects of its classes; those of others are read as any attribute is.
+OWNERS = {"Settings": ("settings", "self"), "Criterion": ("criterion",)}
+
+Definition = (ast.FunctionDef, ast.ClassDef)
 
 
 def cut(source: str, values: Mapping[str, Any]) -> str:
     """The file for these values of its `Settings`; a criterion is a mapping."""
-    tree = ast.parse(source)
-    settings = _settings_in(tree, values)
-    text = "\n".join(_Branches(source, tree, settings).lines()) + "\n"
-    read = _names(tree) | {name for _, name in _attributes(tree)}
-    known = [name for node in _definitions(tree) for name in (node.name, *(item.name for item in _members(node)))]
-    entries = {name for name in known if name not in read and name[0] != "_"}
-    while (less := _without_unread(text, entries, settings)) != text:
-        text = less
-    return re.sub(r"\n{4,}", "\n\n\n", _with_defaults(text, settings)).rstrip("\n") + "\n"
+    file = _File(source, values)
+    file.decide(file.tree.body, list(getattr(file.settings, "criteria", ())))
+    file.fill_in(file.drop_unread())
+    return file.text()
 
 
-def _settings_in(tree: ast.Module, values: Mapping[str, Any]) -> Any:
-    """Make the `Settings` of a file, which need not be importable here: kernel.py imports Triton."""
-    classes = [node for node in _definitions(tree) if node.name in OWNERS]
-    scope: dict[str, Any] = {"__name__": "settings", "dataclass": dataclass}
-    exec(compile(ast.Module([*classes], []), "settings", "exec", dont_inherit=True), scope)
-    criteria = tuple(scope["Criterion"](**criterion) for criterion in values.get("criteria", ()))
-    return scope["Settings"](**{**values, "criteria": criteria} if "criteria" in values else values)
+class _File:
+    """The lines of a file, counted from 1, and what becomes of them."""
 
-
-# --- branches ---
-
-
-class _Branches:
-    """A file whose branches are decided."""
-
-    def __init__(self, source: str, tree: ast.Module, settings: Any) -> None:
-        self._source, self._settings = source.splitlines(), settings
-        self._gone: set[int] = set()  # lines, counted from 1
+    def __init__(self, source: str, values: Mapping[str, Any]) -> None:
+        self.tree, self._lines = ast.parse(source), ["", *source.splitlines()]
+        self.settings = _settings_in(self.tree, values)
+        of_settings = {field.name: getattr(self.settings, field.name) for field in fields(self.settings)}
+        self._capitals = {name.upper(): value for name, value in of_settings.items()}
+        self._gone: set[int] = set()
+        self._without_test: set[int] = set()  # `else:` in place of an `elif`
         self._moved: dict[int, int] = {}  # how many levels to the left
-        self._block(tree.body, list(getattr(settings, "criteria", ())))
 
-    def lines(self) -> Iterator[str]:
+    def text(self) -> str:
         """The lines that are left."""
-        for number, line in enumerate(self._source, 1):
-            if number not in self._gone:
-                yield line.removeprefix("    " * self._moved.get(number, 0))
+        left = [
+            line.removeprefix("    " * self._moved.get(number, 0))
+            for number, line in enumerate(self._lines)
+            if number and number not in self._gone
+        ]
+        return re.sub(r"\n{4,}", "\n\n\n", "\n".join(left)).rstrip("\n") + "\n"
 
-    def _block(self, body: Sequence[ast.stmt], criteria: list[Any]) -> bool:
+    # --- branches ---
+
+    def decide(self, body: Sequence[ast.stmt], criteria: list[Any]) -> bool:
         """Decide the tests in a block of statements; True if it returns for sure."""
         for statement in body:
             returns = isinstance(statement, (ast.Return, ast.Raise))
@@ -68,13 +63,11 @@ class _Branches:
                 returns = self._chain(statement, criteria)
             else:
                 for name in ("body", "orelse", "finalbody"):
-                    self._block(getattr(statement, name, ()), criteria)
-            if isinstance(statement, ast.For) and self._gone.issuperset(
-                range(statement.lineno + 1, _last(statement) + 1)
-            ):
+                    self.decide(getattr(statement, name, ()), criteria)
+            if isinstance(statement, ast.For) and self._gone.issuperset(_span(statement)[1:]):
                 self._gone.add(statement.lineno)
             if returns:
-                self._drop(_last(statement) + 1, _last(body[-1]))
+                self._gone.update(range(_last(statement) + 1, _last(body[-1]) + 1))
                 return True
         return False
 
@@ -85,22 +78,23 @@ class _Branches:
         for (test, header, body), (_, following, _) in pairwise([*branches, (None, _last(first) + 1, [])]):
             verdict, chosen, criteria = self._decided(test, criteria)
             if verdict is False:
-                self._drop(header, following - 1)
+                self._gone.update(range(header, following))
                 continue
-            returns = self._block(body, chosen)
+            returns = self.decide(body, chosen)
             indent = " " * first.col_offset
             if verdict is None:
-                line = self._source[header - 1].strip().removeprefix("el")
-                self._source[header - 1] = f"{indent}{'el' if kept else ''}{line}"
+                line = self._lines[header].strip().removeprefix("el")
+                self._lines[header] = f"{indent}{'el' if kept else ''}{line}"
             elif kept:
-                self._source[header - 1] = f"{indent}else:"
+                self._lines[header] = f"{indent}else:"
+                self._without_test.add(header)
             else:
                 self._gone.add(header)
                 for number in range(header + 1, following):
                     self._moved[number] = self._moved.get(number, 0) + 1
             kept += 1
             if verdict:
-                self._drop(following, _last(first))
+                self._gone.update(range(following, _last(first) + 1))
                 return returns and kept == 1
         return False
 
@@ -109,7 +103,7 @@ class _Branches:
         yield link.test, link.lineno, link.body
         if link.orelse:
             header = _last(link.body[-1]) + 1
-            while not self._source[header - 1].lstrip().startswith(("elif ", "else:")):
+            while not self._lines[header].lstrip().startswith(("elif ", "else:")):
                 header += 1
             inner = link.orelse[0]
             if isinstance(inner, ast.If) and inner.lineno == header:
@@ -121,7 +115,7 @@ class _Branches:
         """What a test is, or None; for which criteria its branch runs, and for which the next ones do."""
         if test is None:
             return True, criteria, []
-        if "criterion" not in _names(test):
+        if not any(isinstance(node, ast.Name) and node.id == "criterion" for node in ast.walk(test)):
             return self._value(test, None), criteria, criteria
         verdicts = [self._value(test, criterion) for criterion in criteria]
         chosen = [criterion for criterion, is_so in zip(criteria, verdicts, strict=True) if is_so is not False]
@@ -138,104 +132,136 @@ class _Branches:
             if decisive in values:
                 return decisive
             return None if None in values else not decisive
-        known = {"settings": self._settings, "criterion": criterion} | {
-            field.name.upper(): getattr(self._settings, field.name) for field in fields(self._settings)
-        }
-        if not all(isinstance(node, PLAIN) for node in ast.walk(test)) or not _names(test) <= known.keys():
-            return None
-        return bool(eval(compile(ast.Expression(test), "test", "eval"), {"__builtins__": {}}, known))
+        objects = {"settings": self.settings, "criterion": criterion} | self._capitals
+        for node in ast.walk(test):
+            if not isinstance(node, PLAIN) or (isinstance(node, ast.Name) and node.id not in objects):
+                return None
+        return bool(eval(compile(ast.Expression(test), "test", "eval"), {"__builtins__": {}}, objects))
 
-    def _drop(self, first: int, last: int) -> None:
-        self._gone.update(range(first, last + 1))
+    # --- what nothing reads ---
 
+    def drop_unread(self) -> set[str]:
+        """Drop definitions, fields, parameters and imports that nothing left reads; return what is read."""
+        definitions = {node.name: node for node in self.tree.body if isinstance(node, Definition)}
+        units: dict[ast.AST, str] = {node: name for name, node in definitions.items()}
+        offered = set(definitions)
+        for name, definition in definitions.items():
+            units |= {node: f"{name}.{member}" for member, node in _members(definition).items()}
+            if isinstance(definition, ast.FunctionDef):
+                units |= {x: f"{name}({x.arg})" for x in definition.args.args if x.arg in self._capitals}
+            elif name not in OWNERS:
+                offered |= {f"{name}.{member}" for member in _members(definition)}
+        reads = _Reads(units, self._capitals.keys(), self._gone | self._without_test)
+        reads.visit(self.tree)
+        read = {name for name in offered if (last := name.rpartition(".")[2]) not in reads.names and last[0] != "_"}
+        while more := {name for parts, name in reads.of_parts if parts <= read} - read:
+            read |= more
+        for node, name in units.items():
+            if name not in read:
+                self._gone.update(_span(node))
+        for node in self.tree.body:
+            if isinstance(node, (ast.Import, ast.ImportFrom)) and getattr(node, "module", None) != "__future__":
+                left = [alias for alias in node.names if (alias.asname or alias.name.partition(".")[0]) in read]
+                if not left:
+                    self._gone.update(_span(node))
+                elif len(left) < len(node.names):
+                    node.names = left
+                    self._lines[node.lineno] = ast.unparse(node)
+        return read
 
-# --- what nothing reads ---
+    # --- values ---
 
-
-def _without_unread(text: str, entries: set[str], settings: Any) -> str:
-    """The text without definitions, fields, parameters and imports that nothing in it reads."""
-    tree, lines = ast.parse(text), text.splitlines()
-    names = _names(tree)
-    capitals = {field.name.upper() for field in fields(settings)}
-    read = _attributes(tree)
-    gone: set[int] = set()
-    for node in tree.body:
-        if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and node.name not in names | entries:
-            gone |= _span(node)
-        elif isinstance(node, ast.ClassDef):
-            for item in _members(node):
-                owners = OWNERS.get(node.name)
-                by = {owner for owner, name in read if name == item.name and (owners is None or owner in owners)}
-                if not by and item.name.upper() not in names and (owners or item.name not in entries):
-                    gone |= _span(item.node)
-        elif isinstance(node, ast.FunctionDef):
-            if unread := capitals & {parameter.arg for parameter in node.args.args}:
-                unread -= _names(ast.Module(node.body, []))
-            for place in _places(tree, node, unread) if unread else ():
-                gone |= _span(place)
-        elif isinstance(node, (ast.Import, ast.ImportFrom)) and getattr(node, "module", None) != "__future__":
-            kept = [alias for alias in node.names if (alias.asname or alias.name.partition(".")[0]) in names]
-            if not kept:
-                gone |= _span(node)
-            elif len(kept) < len(node.names):
-                node.names = kept
-                lines[node.lineno - 1] = ast.unparse(node)
-    return "\n".join(line for number, line in enumerate(lines, 1) if number not in gone) + "\n"
-
-
-# The names by which a file calls objects of its classes; those of others are read as any attribute is.
-OWNERS = {"Settings": ("settings", "self"), "Criterion": ("criterion",)}
-
-
-class _Member(NamedTuple):
-    name: str
-    node: ast.stmt
+    def fill_in(self, read: set[str]) -> None:
+        """Give the fields of Settings that are left their values as defaults."""
+        classes = {node.name: _members(node) for node in self.tree.body if isinstance(node, ast.ClassDef)}
+        of_criterion = [name for name in classes.get("Criterion", ()) if f"Criterion.{name}" in read]
+        for name, node in classes["Settings"].items():
+            if isinstance(node, ast.AnnAssign) and f"Settings.{name}" in read:
+                value = getattr(self.settings, name)
+                default = _criteria(value, of_criterion) if name == "criteria" else written(value)
+                comment = re.search(r"  #.*", self._lines[node.lineno])
+                line = f"    {name}: {ast.unparse(node.annotation)} = {default}"
+                self._lines[node.lineno] = line + (f"  {comment[0].strip()}" if comment else "")
 
 
-def _members(node: ast.stmt) -> Iterator[_Member]:
+class _Reads(ast.NodeVisitor):
+    """The names that a file reads.
+
+    Its units are definitions, "correct", their members, "Settings.upper", and parameters in capitals with their
+    arguments, "read_kernel(UPPER)". What is part of several units counts where all of them are read.
+    """
+
+    def __init__(self, units: dict[ast.AST, str], capitals: Collection[str], silent: set[int]) -> None:
+        self.names: set[str] = set()  # all that occur; names of attributes among them
+        self.of_parts: list[tuple[frozenset[str], str]] = []  # units, and what stands in them and reads on a line left
+        self._units, self._capitals, self._silent = units, capitals, silent
+        self._members = {name for name in units.values() if "." in name}
+        self._inside: frozenset[str] = frozenset()
+
+    def visit(self, node: ast.AST) -> None:
+        outside = self._inside
+        if node in self._units:
+            self._inside = outside | {self._units[node]}
+        super().visit(node)
+        self._inside = outside
+
+    def visit_Name(self, node: ast.Name) -> None:
+        found = [node.id]
+        if node.id in self._capitals:
+            found += [f"Settings.{node.id.lower()}", *(f"{unit}({node.id})" for unit in self._inside)]
+        self._read(node.id, node.lineno, found)
+
+    def visit_Attribute(self, node: ast.Attribute) -> None:
+        owner = node.value.id if isinstance(node.value, ast.Name) else ""
+        names = [name for name in self._members if name.endswith(f".{node.attr}")]
+        self._read(node.attr, node.lineno, [x for x in names if owner in OWNERS.get(x.partition(".")[0], (owner,))])
+        self.generic_visit(node)
+
+    def visit_Call(self, node: ast.Call) -> None:
+        called = node.func.value if isinstance(node.func, ast.Subscript) else node.func
+        for keyword in node.keywords if isinstance(called, ast.Name) else ():
+            if (unit := f"{called.id}({keyword.arg})") in self._units.values():
+                self._units[keyword] = unit
+        self.generic_visit(node)
+
+    def _read(self, name: str, line: int, found: list[str]) -> None:
+        self.names.add(name)
+        if line not in self._silent:
+            self.of_parts += [(self._inside, unit) for unit in found]
+
+
+def _settings_in(tree: ast.Module, values: Mapping[str, Any]) -> Any:
+    """Make the `Settings` of a file, which need not be importable here: kernel.py imports Triton."""
+    classes: list[ast.stmt] = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name in OWNERS]
+    scope: dict[str, Any] = {"__name__": "settings", "dataclass": dataclass}
+    exec(compile(ast.Module(classes, []), "settings", "exec", dont_inherit=True), scope)
+    criteria = tuple(scope["Criterion"](**criterion) for criterion in values.get("criteria", ()))
+    return scope["Settings"](**{**values, "criteria": criteria} if "criteria" in values else values)
+
+
+def _members(node: ast.stmt) -> dict[str, ast.stmt]:
     """The methods of a class, and the fields of Settings and Criterion; the fields of a result stay."""
-    if not isinstance(node, ast.ClassDef):
-        return
-    for item in node.body:
+    members: dict[str, ast.stmt] = {}
+    for item in node.body if isinstance(node, ast.ClassDef) else ():
         if isinstance(item, ast.FunctionDef) and not item.name.startswith("__"):
-            yield _Member(item.name, item)
-        elif isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name) and node.name in OWNERS:
-            yield _Member(item.target.id, item)
-
-
-def _places(tree: ast.Module, function: ast.FunctionDef, unread: set[str]) -> Iterator[ast.arg | ast.keyword]:
-    """Where parameters stand, and the arguments for them."""
-    yield from (parameter for parameter in function.args.args if parameter.arg in unread)
-    for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
-        called = call.func.value if isinstance(call.func, ast.Subscript) else call.func
-        if isinstance(called, ast.Name) and called.id == function.name:
-            yield from (keyword for keyword in call.keywords if keyword.arg in unread)
-
-
-def _with_defaults(text: str, settings: Any) -> str:
-    """The text whose Settings have their values as defaults."""
-    tree, lines = ast.parse(text), text.splitlines()
-    classes = {node.name: node for node in _definitions(tree) if isinstance(node, ast.ClassDef)}
-    of_criterion = [item.name for item in _members(classes["Criterion"])] if "Criterion" in classes else []
-    for name, node in reversed([*_members(classes["Settings"])]):
-        if isinstance(node, ast.AnnAssign):
-            value = getattr(settings, name)
-            said = _criteria(value, of_criterion) if name == "criteria" else written(value)
-            comment = re.search(r"  #.*", lines[node.lineno - 1])
-            line = f"    {name}: {ast.unparse(node.annotation)} = {said}"
-            lines[node.lineno - 1] = line + (f"  {comment[0].strip()}" if comment else "")
-    return "\n".join(lines) + "\n"
+            members[item.name] = item
+        elif (
+            isinstance(item, ast.AnnAssign)
+            and isinstance(item.target, ast.Name)
+            and getattr(node, "name", "") in OWNERS
+        ):
+            members[item.target.id] = item
+    return members
 
 
 def _criteria(criteria: Sequence[Any], names: Sequence[str]) -> str:
     """Write a tuple of criteria, each on a line of its own, by the fields that are left and not their defaults."""
     lines = ["("]
     for criterion in criteria:
-        default = {field.name: field.default for field in fields(criterion)}
-        given = [
-            f"{name}={written(getattr(criterion, name))}" for name in names if getattr(criterion, name) != default[name]
-        ]
-        lines.append(f"        Criterion({', '.join(given)}),")
+        defaults = {field.name: field.default for field in fields(criterion)}
+        values = {name: getattr(criterion, name) for name in names}
+        said = [f"{name}={written(value)}" for name, value in values.items() if value != defaults[name]]
+        lines.append(f"        Criterion({', '.join(said)}),")
     return "\n".join([*lines, "    )"])
 
 
@@ -246,25 +272,11 @@ def written(value: object) -> str:
     return f'float("{value}")' if isinstance(value, float) and not math.isfinite(value) else repr(value)
 
 
-def _definitions(tree: ast.Module) -> list[ast.FunctionDef | ast.ClassDef]:
-    return [node for node in tree.body if isinstance(node, (ast.FunctionDef, ast.ClassDef))]
-
-
-def _names(tree: ast.AST) -> set[str]:
-    return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
-
-
-def _attributes(tree: ast.AST) -> set[tuple[str, str]]:
-    """The attributes that are read, each with the name of the object, or none."""
-    found = (node for node in ast.walk(tree) if isinstance(node, ast.Attribute))
-    return {(node.value.id if isinstance(node.value, ast.Name) else "", node.attr) for node in found}
-
-
 def _last(node: ast.stmt) -> int:
     return node.end_lineno or node.lineno
 
 
-def _span(node: ast.stmt | ast.arg | ast.keyword) -> set[int]:
-    """The numbers of its lines, with those of its decorators."""
-    first = min([node.lineno, *(one.lineno for one in getattr(node, "decorator_list", ()))])
-    return set(range(first, (node.end_lineno or first) + 1))
+def _span(node: Any) -> range:
+    """The numbers of the lines of a node, with those of its decorators."""
+    first = min([node.lineno, *(decorator.lineno for decorator in getattr(node, "decorator_list", ()))])
+    return range(first, (node.end_lineno or first) + 1)

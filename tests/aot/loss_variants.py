@@ -8,22 +8,8 @@ from __future__ import annotations
 import torch
 
 from aot.variant import HUGE, LONGEST, MEDIUM, SHORT, LossVariant
-from rollout_corr.specs.surrogates import (
-    DPPO,
-    DRO,
-    GMPO,
-    GPG,
-    GSPO,
-    PPO,
-    REC,
-    SAPO,
-    TOPR,
-    VESPO,
-    ClipCov,
-    KLCov,
-    Reinforce,
-    Score,
-)
+from rollout_corr.specs.batch_losses import ClipCov, KLCov
+from rollout_corr.specs.surrogates import DPPO, DRO, GMPO, GPG, GSPO, PPO, REC, SAPO, TOPR, VESPO, Reinforce, Score
 from rollout_corr.specs.terms import KL, Mean, Objective, SquaredLogRatio
 
 FP16, BF16, FP32, FP64 = torch.float16, torch.bfloat16, torch.float32, torch.float64
