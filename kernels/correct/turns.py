@@ -2,7 +2,8 @@
 
 Slots are of turns, and the slots of a sequence's turns lie side by side, so what a sequence needs is a sum over a
 stretch of slots, exact as any. A thread has a sequence, and walks along its turns once; before that a second time where
-a turn can reject its sequence.
+a turn can reject its sequence. A kernel with a turn in each thread, and a second one over sequences, would be a launch
+more: whether a sequence stays depends on its turns, and what a turn gets on its sequence.
 """
 
 from __future__ import annotations

@@ -57,9 +57,9 @@ def eject(name: str, *, loss: bool = False, kernel: bool = False, framework: str
         ValueError: An unknown name, or flags that exclude each other.
     """
     flags = {"--loss": loss, "--kernel": kernel, "--for": framework is not None, "--metrics": metrics}
-    given = [flag for flag, is_given in flags.items() if is_given]
-    if given[1:] and given != ["--for", "--metrics"]:
-        raise ValueError(f"expected one of --loss, --kernel, --for and --metrics, got {' '.join(given)}")
+    named = [flag for flag, is_given in flags.items() if is_given]
+    if named[1:] and named != ["--for", "--metrics"]:
+        raise ValueError(f"expected one of --loss, --kernel, --for and --metrics, got {' '.join(named)}")
     if framework is not None and framework not in FRAMEWORKS:
         raise ValueError(f"--for: expected one of {list(FRAMEWORKS)}, got {framework!r}")
     told, arguments = [], name
@@ -88,10 +88,10 @@ def eject(name: str, *, loss: bool = False, kernel: bool = False, framework: str
 def _spec(name: str) -> Spec:
     """The Spec of a preset, or of a recipe that has one."""
     if name in recipe_names() and name not in spec_names():
-        found = recipe(cast("Any", name)).spec
-        if found is None:
+        of_recipe = recipe(cast("Any", name)).spec
+        if of_recipe is None:
             raise ValueError(f"{name}: expected a name with a correction, got a recipe of a loss alone; add --loss")
-        return found
+        return of_recipe
     return spec(cast("Any", name))
 
 

@@ -17,11 +17,11 @@ from .correction import correct
 CONFIG: dict[str, Any] = {}
 
 
-def _check_config(given: dict[str, Any]) -> None:
+def _check_config(settings: dict[str, Any]) -> None:
     """Refuse other settings: a file computes what it was written for."""
-    given = {name: given[name] for name in CONFIG if name in given}
-    if given != CONFIG:
-        raise ValueError(f"this file was written for {CONFIG}, got {given}")
+    settings = {name: settings[name] for name in CONFIG if name in settings}
+    if settings != CONFIG:
+        raise ValueError(f"this file was written for {CONFIG}, got {settings}")
 
 
 def _of_rows(x: Tensor, mask: Tensor) -> Tensor:

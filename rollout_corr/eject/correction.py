@@ -256,7 +256,7 @@ def _metrics(
     tokens, of_sequences = sequences.reduce(measured), sequences.reduce(valid) > 0
     x = d.clamp(-settings.clamp, settings.clamp)
     gap = -sequences.reduce(d) / tokens.clamp(min=1)
-    found = {
+    metrics = {
         "kl_rollout_train_k3": (x.expm1() - x).sum() / n.clamp(min=1),
         "ratio_mean": torch.where(measured, x.exp(), 0.0).sum() / n.clamp(min=1),
         "logratio_abs_max": pad(d.abs(), (0, 1)).amax(),
@@ -269,9 +269,9 @@ def _metrics(
     }
     if settings.level is not None:
         weights = torch.where(measured, ratio, 0.0)
-        found["weight_ess"] = weights.sum().square() / (n * weights.square().sum()).clamp(min=1e-300)
-    values = torch.stack([value.double() for value in found.values()]).tolist()
-    return dict(zip(found, values, strict=True))
+        metrics["weight_ess"] = weights.sum().square() / (n * weights.square().sum()).clamp(min=1e-300)
+    values = torch.stack([value.double() for value in metrics.values()]).tolist()
+    return dict(zip(metrics, values, strict=True))
 
 
 def _check(train_logp: Tensor, rollout_logp: Tensor, mask: Tensor | None, cu_seqlens: Tensor | None) -> None:

@@ -483,8 +483,8 @@ def correct_reference(
         sequences, edges = len(cu_seqlens) - 1, cu_seqlens.to(d.device).contiguous()
         owner = torch.searchsorted(edges, place, right=True) - 1
         owner = torch.where((owner < 0) | (owner >= sequences), sequences, owner)  # S: tokens that no sequence has
-    given = torch.ones_like(d, dtype=torch.bool) if mask is None else mask.flatten()
-    valid = (owner < sequences) & (rows_of(given) != 0)
+    flat = torch.ones_like(d, dtype=torch.bool) if mask is None else mask.flatten()
+    valid = (owner < sequences) & (rows_of(flat) != 0)
     finite = valid & d.isfinite()
     d = torch.where(finite, d, 0.0)
 
@@ -528,7 +528,7 @@ def correct_reference(
     counts = n_valid, n_valid - n, keep * n_valid, n_valid > 0, keep & (n_valid > 0), n > 0, -mean
     return Correction(
         torch.where(at_tokens(clean), weights, 0.0).view(train_logp.shape),
-        torch.where(valid & at_tokens(keep), given, torch.zeros_like(given)).view(train_logp.shape),
+        torch.where(valid & at_tokens(keep), flat, torch.zeros_like(flat)).view(train_logp.shape),
         keep,
         torch.stack([*sums, largest.double()])[None],
         torch.stack([each.double().sum() for each in counts])[None],

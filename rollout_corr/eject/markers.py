@@ -196,6 +196,7 @@ class _Reads(ast.NodeVisitor):
         self.of_parts: list[tuple[frozenset[str], str]] = []  # units, and what stands in them and reads on a line left
         self._units, self._capitals, self._silent = units, capitals, silent
         self._members = {name for name in units.values() if "." in name}
+        self._parameters = {name for name in units.values() if name.endswith(")")}
         self._inside: frozenset[str] = frozenset()
 
     def visit(self, node: ast.AST) -> None:
@@ -206,10 +207,10 @@ class _Reads(ast.NodeVisitor):
         self._inside = outside
 
     def visit_Name(self, node: ast.Name) -> None:
-        found = [node.id]
+        units = [node.id]
         if node.id in self._capitals:
-            found += [f"Settings.{node.id.lower()}", *(f"{unit}({node.id})" for unit in self._inside)]
-        self._read(node.id, node.lineno, found)
+            units += [f"Settings.{node.id.lower()}", *(f"{unit}({node.id})" for unit in self._inside)]
+        self._read(node.id, node.lineno, units)
 
     def visit_Attribute(self, node: ast.Attribute) -> None:
         owner = node.value.id if isinstance(node.value, ast.Name) else ""
@@ -219,15 +220,15 @@ class _Reads(ast.NodeVisitor):
 
     def visit_Call(self, node: ast.Call) -> None:
         called = node.func.value if isinstance(node.func, ast.Subscript) else node.func
-        for keyword in node.keywords if isinstance(called, ast.Name) else ():
-            if (unit := f"{called.id}({keyword.arg})") in self._units.values():
-                self._units[keyword] = unit
+        if isinstance(called, ast.Name):
+            units = {keyword: f"{called.id}({keyword.arg})" for keyword in node.keywords}
+            self._units |= {keyword: unit for keyword, unit in units.items() if unit in self._parameters}
         self.generic_visit(node)
 
-    def _read(self, name: str, line: int, found: list[str]) -> None:
+    def _read(self, name: str, line: int, units: list[str]) -> None:
         self.names.add(name)
         if line not in self._silent:
-            self.of_parts += [(self._inside, unit) for unit in found]
+            self.of_parts += [(self._inside, unit) for unit in units]
 
 
 def _settings_in(tree: ast.Module, values: Mapping[str, Any]) -> Any:

@@ -27,8 +27,8 @@ class CannotEject(ValueError):
 
 def _refuse(refused: dict[str, object]) -> None:
     """Raise for what is there, by its name."""
-    if found := [what for what, is_there in refused.items() if is_there]:
-        raise CannotEject(found)
+    if reasons := [what for what, is_there in refused.items() if is_there]:
+        raise CannotEject(reasons)
 
 
 def of_correction(spec: Spec) -> dict[str, Any]:
@@ -73,14 +73,14 @@ def of_kernel(spec: Spec) -> dict[str, Any]:
         for name, plain in (("rejected", "mask"), ("nonfinite", "reject"), ("token_clamp", None), ("level", "token"))
         if name in values
     }
-    found: dict[str, Any] = {name: values[name] for name in ("lower", "upper", "outside", "clamp") if name in values}
+    settings: dict[str, Any] = {name: values[name] for name in ("lower", "upper", "outside", "clamp") if name in values}
     for criterion in spec.criteria:
         kind = _of_kernel(criterion)
-        twice = kind is not None and {f"{kind}_lower", f"{kind}_upper"} & found.keys()
+        twice = kind is not None and {f"{kind}_lower", f"{kind}_upper"} & settings.keys()
         refused[f"the criterion {criterion.label!r} (with --kernel)"] = kind is None or twice
-        found |= {f"{kind}_{side}": getattr(criterion, side) for side in ("lower", "upper")}
+        settings |= {f"{kind}_{side}": getattr(criterion, side) for side in ("lower", "upper")}
     _refuse(refused)
-    return found
+    return settings
 
 
 def _of_kernel(criterion: Criterion) -> str | None:

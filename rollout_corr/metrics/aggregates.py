@@ -69,11 +69,11 @@ def _count_outside(side: Literal["above", "below"]) -> OfTokens:
     """The formula of the measured tokens whose weight before the bounds lies "above" or "below" them."""
 
     def formula(f: Findings, by: Sums) -> tuple[Number]:
-        weighing, (here, among) = f.weighing, by_weight(f, by)
+        weighing, (here, counted) = f.weighing, by_weight(f, by)
         assert weighing is not None
         low, high = grown(weighing.bounds.low, weighing.bounds.high, weighing.growth)
         bound, beyond = (high, above) if side == "above" else (low, below)
-        return (here.none() if bound is None else here.count(beyond(weighing.log_ratio, bound), among),)
+        return (here.none() if bound is None else here.count(beyond(weighing.log_ratio, bound), counted),)
 
     return formula
 
@@ -82,8 +82,8 @@ def _ends_of_weight(field: str) -> OfTokens:
     """The formula of the ends of a field of `Weighing`."""
 
     def formula(f: Findings, by: Sums) -> tuple[Number, Number]:
-        here, among = by_weight(f, by)
-        return here.ends(getattr(f.weighing, field), among)
+        here, counted = by_weight(f, by)
+        return here.ends(getattr(f.weighing, field), counted)
 
     return formula
 
@@ -167,7 +167,7 @@ def criterion_aggregates(criterion: Criterion, own: str) -> list[Aggregate]:
     names = (value, f"{value}2"), both_ends(value)
 
     def outcome_of(f: Findings) -> Outcome:
-        return next(found for found in f.decision.outcomes if found.criterion.label == label)
+        return next(outcome for outcome in f.decision.outcomes if outcome.criterion.label == label)
 
     def over_tokens(f: Findings, by: Sums) -> tuple[Number, ...]:
         outcome = outcome_of(f)
@@ -175,8 +175,8 @@ def criterion_aggregates(criterion: Criterion, own: str) -> list[Aggregate]:
 
     def over_units(s: AllSequences) -> tuple[Number, ...]:
         units = s.criteria[label].units
-        among = units if criterion.over == "turn" else s.among_all(units)
-        return _moments(criterion, s.criteria[label].value, among, s.spec, s.by)
+        counted = units if criterion.over == "turn" else s.unless_all(units)
+        return _moments(criterion, s.criteria[label].value, counted, s.spec, s.by)
 
     def lost(f: Findings, by: Sums) -> tuple[Number]:
         return _count_some(by, _lost(outcome_of(f), f.tokens))
@@ -202,7 +202,7 @@ def _lost(outcome: Outcome, tokens: Tokens) -> Tensor | None:
 
 
 def _moments(
-    criterion: Criterion, value: Tensor, among: Tensor | None, spec: Spec, by: Reducer
+    criterion: Criterion, value: Tensor, counted: Tensor | None, spec: Spec, by: Reducer
 ) -> tuple[Number, Number, Number, Number]:
     """Sum, sum of squares, maximum and -minimum of a criterion's value over its units.
 
@@ -213,14 +213,14 @@ def _moments(
         log_ratio = value.clamp(-spec.clamp, spec.clamp)
         value = log_ratio + k3(log_ratio) if criterion.over == "token" else log_ratio.expm1()
         end = log_ratio.exp() if criterion.over == "token" else None
-    there = select(among, value)
+    there = select(counted, value)
     if not criterion.statistic.log_space or exp(spec.clamp) > LARGEST_STATISTIC:
         # Squares of what is larger would overflow float32.
         there = there.clamp(-LARGEST_STATISTIC, LARGEST_STATISTIC)
     return (
         by.sum(there),
         by.squares(there, dot=criterion.over != "token"),
-        *by.ends(value if end is None else end, among),
+        *by.ends(value if end is None else end, counted),
     )
 
 

@@ -60,9 +60,9 @@ class AllSequences:
         self._on_host = on_host
         self._standing: Tensor | None = None
         self.count = facts.keep.shape[0]
-        # What statistics are taken among: None is all.
+        # [S] bool, the sequences that statistics are over; None is all.
         every = on_host and self.count > 0 and int(facts.measured.amin()) > 0
-        self.among = None if every else facts.measured > 0
+        self.counted = None if every else facts.measured > 0
         n = facts.measured if every else facts.measured.clamp(min=1)
         # The gap from the sum of D, which is exact, and not from the difference of two large sums.
         logs = torch.stack([facts.train, facts.rollout, facts.d]).neg_().div_(n)
@@ -75,7 +75,7 @@ class AllSequences:
         self.turns_measured = None if facts.turns is None else facts.turns.measured > 0
         # In the order in which criteria are run: over tokens, then over all others.
         run = sorted(spec.criteria, key=lambda criterion: criterion.over != "token")
-        self.criteria = {criterion.label: found for criterion, found in zip(run, facts.criteria, strict=True)}
+        self.criteria = dict(zip([criterion.label for criterion in run], facts.criteria, strict=True))
 
     def read(self, columns: OfColumns) -> tuple[dict[str, Number], dict[str, Number]]:
         """Read the sums and the ends of columns, all of them at once, and say what follows from facts alone.
@@ -88,52 +88,52 @@ class AllSequences:
             of_weight = facts.measured.double(), facts.excess, facts.weight_excess, facts.ratio, facts.weight
             parts = [*parts, torch.stack(of_weight)]
         joined = torch.cat(parts)
-        counted = select(self.among, joined)
-        sums: dict[Column, float] = dict(zip(names, counted.sum(1).tolist(), strict=True))
-        if self.among is None:
+        chosen = select(self.counted, joined)
+        sums: dict[Column, float] = dict(zip(names, chosen.sum(1).tolist(), strict=True))
+        if self.counted is None:
             low, high = torch.aminmax(joined, dim=1)
         elif self.count:
-            low = torch.where(self.among, joined, torch.inf).amin(1)
-            high = torch.where(self.among, joined, -torch.inf).amax(1)
+            low = torch.where(self.counted, joined, torch.inf).amin(1)
+            high = torch.where(self.counted, joined, -torch.inf).amax(1)
         else:
             low, high = joined.new_full((len(names),), torch.inf), joined.new_full((len(names),), -torch.inf)
         ends = dict(zip(names, zip(high.tolist(), low.neg().tolist(), strict=True), strict=True))
         if weighted:
             # One product of matrices takes less time than two of the many sums that it holds.
-            factors = counted[len(NAMES) :]
+            factors = chosen[len(NAMES) :]
             sums.update(zip(PAIRS, chain(*(factors @ factors.T).tolist()), strict=True))
-        known_sums: dict[str, Number] = {name: sums[column] for name, column in columns.sums}
-        known_maxima: dict[str, Number] = {"max_abs_sum_d": ends["size"][0]}
+        read_sums: dict[str, Number] = {name: sums[column] for name, column in columns.sums}
+        read_maxima: dict[str, Number] = {"max_abs_sum_d": ends["size"][0]}
         for row, column in columns.ends:
-            known_maxima.update(zip(row, ends[column], strict=True))
+            read_maxima.update(zip(row, ends[column], strict=True))
         if ends["size"][0] <= self.spec.clamp:
-            known_sums["sequences_clamped"] = 0.0
-        return known_sums | self._without_a_pass(), known_maxima
+            read_sums["sequences_clamped"] = 0.0
+        return read_sums | self._without_a_pass(), read_maxima
 
     def _without_a_pass(self) -> dict[str, Number]:
         """Sums that follow from what is known of all sequences together."""
-        facts, known = self.facts, dict[str, Number]()
+        facts, sums = self.facts, dict[str, Number]()
         counts = {"tokens": facts.tokens, "tokens_measured": facts.measured, "tokens_differing": facts.differing}
         if facts.total is not None:
             counts["tokens_kept"] = facts.kept
-            known.update((name, float(facts.total)) for name, x in counts.items() if x is facts.tokens)
+            sums.update((name, float(facts.total)) for name, x in counts.items() if x is facts.tokens)
         if facts.nonfinite is None:
-            known["tokens_nonfinite"] = 0.0
+            sums["tokens_nonfinite"] = 0.0
         if not facts.drops:
-            known["sequences_without_survivors"] = 0.0
-        if self.among is None:
-            known["sequences"] = known["sequences_measured"] = self.count
+            sums["sequences_without_survivors"] = 0.0
+        if self.counted is None:
+            sums["sequences"] = sums["sequences_measured"] = self.count
             if facts.differing is facts.tokens:
-                known["sequences_differing"] = self.count
+                sums["sequences_differing"] = self.count
             if not facts.rejects:
-                known["sequences_kept"] = self.count
+                sums["sequences_kept"] = self.count
         sides = (("sequences_above", self.bounds.high), ("sequences_below", self.bounds.low))
-        return known | {name: 0.0 for name, bound in sides if bound is None}
+        return sums | {name: 0.0 for name, bound in sides if bound is None}
 
     def column(self, name: Column) -> Tensor:
         """[S] float64: a column, or the product of two."""
         if not isinstance(name, str):
-            first, second = (getattr(self.facts, one) for one in name)
+            first, second = (getattr(self.facts, factor) for factor in name)
             return cast("Tensor", first * second)
         if not self._columns:
             for names, part in zip(COLUMNS, self._parts, strict=True):
@@ -142,18 +142,18 @@ class AllSequences:
 
     def ends(self, name: str) -> tuple[Number, Number]:
         """The largest and the largest negated value of a column over measured sequences; -inf when there is none."""
-        return self.by.ends(self.column(name), self.among)
+        return self.by.ends(self.column(name), self.counted)
 
     def by_label(self, by: OfLabels) -> AllSequences:
         """A view whose ends are of each label."""
-        found = copy(self)
-        found.by, found._on_host, found.among = by, False, self.measured
-        return found
+        view = copy(self)
+        view.by, view._on_host, view.counted = by, False, self.measured
+        return view
 
     @property
     def measured(self) -> Tensor:
         """[S] bool: it has a measured token."""
-        return self.facts.measured > 0 if self.among is None else self.among
+        return self.facts.measured > 0 if self.counted is None else self.counted
 
     @property
     def nonfinite(self) -> Tensor:
@@ -192,6 +192,6 @@ class AllSequences:
         bound = self.bounds.high if side == "upper" else self.bounds.low
         return (above if side == "upper" else below)(self.facts.log_weight, bound)
 
-    def among_all(self, which: Tensor) -> Tensor | None:
+    def unless_all(self, which: Tensor) -> Tensor | None:
         """[S] bool, or None where values are read and all are True."""
         return None if self._on_host and bool(which.all()) else which

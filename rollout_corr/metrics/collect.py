@@ -26,8 +26,8 @@ from .statistics import Statistics
 from .sums import OfBatch, OfLabels
 
 # Sums and maxima by name.
-Known = tuple[Numbers, Numbers]
-NOTHING: Known = ({}, {})
+Numbered = tuple[Numbers, Numbers]
+NOTHING: Numbered = ({}, {})
 
 
 class Plan(NamedTuple):
@@ -50,34 +50,34 @@ def plan_of(spec: Spec) -> Plan:
     )
 
 
-def of_block(found: Findings, rows: Rows, known: Known) -> Known:
+def of_block(findings: Findings, rows: Rows, ready: Numbered) -> Numbered:
     """Sums and maxima of some whole sequences by rows at "tokens" and "blocks", 0-d each; "histogram" is [512].
 
-    Rows whose statistics are known are not taken.
+    Rows whose statistics are ready are not taken.
     """
-    spec = found.spec
-    sums, maxima = _several(rows, known, found, OfBatch(found.tokens.d))
+    spec = findings.spec
+    sums, maxima = _several(rows, ready, findings, OfBatch(findings.tokens.d))
     if spec.detail == "full":
-        sums["histogram"] = histogram(found.tokens.d, found.tokens.measured)
+        sums["histogram"] = histogram(findings.tokens.d, findings.tokens.measured)
     if len(spec.report) > 1:
-        more_sums, more_maxima = peers.collect(found, spec)
+        more_sums, more_maxima = peers.collect(findings, spec)
         sums.update(more_sums)
         maxima.update(more_maxima)
     return sums, maxima
 
 
-def _several(rows: Rows, known: Known, *given: object) -> Known:
-    """Take the rows that give several numbers, those that are known apart."""
+def _several(rows: Rows, ready: Numbered, *inputs: object) -> Numbered:
+    """Take the rows that give several numbers, apart from those that are ready."""
     sums: Numbers = {}
     maxima: Numbers = {}
-    known_sums, known_maxima = known
+    ready_sums, ready_maxima = ready
     for value, names, ends in rows.several:
-        if names and names[0] in known_sums:
-            sums.update((name, known_sums[name]) for name in names)
-        elif not names and ends[0] in known_maxima:
-            maxima.update((name, known_maxima[name]) for name in ends)
+        if names and names[0] in ready_sums:
+            sums.update((name, ready_sums[name]) for name in names)
+        elif not names and ends[0] in ready_maxima:
+            maxima.update((name, ready_maxima[name]) for name in ends)
         else:
-            _put(value(*given), names, ends, sums, maxima)
+            _put(value(*inputs), names, ends, sums, maxima)
     return sums, maxima
 
 
@@ -89,27 +89,27 @@ def _put(
     maxima.update(zip(ends, values[len(names) :], strict=True))
 
 
-def of_sequences(view: AllSequences, plan: Plan, on_host: bool = False) -> Known:
+def of_sequences(view: AllSequences, plan: Plan, on_host: bool = False) -> Numbered:
     """Sums and maxima over all sequences of a batch, each counting once."""
     sums: Numbers = {}
     maxima: Numbers = {}
-    known = view.read(plan.of_units["measured"].columns) if on_host else NOTHING
-    everywhere: list[tuple[At, Tensor | None]] = [("sequences", None), ("measured", view.among), ("call", None)]
+    ready = view.read(plan.of_units["measured"].columns) if on_host else NOTHING
+    everywhere: list[tuple[At, Tensor | None]] = [("sequences", None), ("measured", view.counted), ("call", None)]
     if view.turns is not None:
         everywhere += [("turns", None), ("measured turns", view.turns_measured)]
-    for place, among in everywhere:
+    for place, counted in everywhere:
         rows = plan.of_units[place]
-        more_sums, more_maxima = _several(rows, known, view)
+        more_sums, more_maxima = _several(rows, ready, view)
         sums.update(more_sums)
         maxima.update(more_maxima)
-        sums.update((name, known[0][name]) for name, _ in rows.each if name in known[0])
-        each = {name: one(view) for name, one in rows.each if name not in known[0]}
+        sums.update((name, ready[0][name]) for name, _ in rows.each if name in ready[0])
+        each = {name: value(view) for name, value in rows.each if name not in ready[0]}
         if each:
-            sums.update(_read(each, among) if on_host else totals(each, among))
+            sums.update(_read(each, counted) if on_host else totals(each, counted))
     return sums, maxima
 
 
-def _read(per_sequence: Named, among: Tensor | None) -> dict[str, float]:
+def _read(per_sequence: Named, counted: Tensor | None) -> dict[str, float]:
     """Read the sum of each [S] tensor over the chosen sequences.
 
     Tensors of one dtype are joined in one operation, which is slow for several, and each of them once.
@@ -120,19 +120,19 @@ def _read(per_sequence: Named, among: Tensor | None) -> dict[str, float]:
     sums: dict[int, float] = {}
     for same in distinct.values():
         joined = torch.stack(list(same.values()))
-        if among is not None or joined.is_floating_point():
-            joined = select(among, joined.double())
+        if counted is not None or joined.is_floating_point():
+            joined = select(counted, joined.double())
         sums.update(zip(same, joined.sum(1).tolist(), strict=True))
     return {name: sums[id(x)] for name, x in per_sequence.items()}
 
 
-def totals(per_sequence: Named, among: Tensor | None) -> Named:
+def totals(per_sequence: Named, counted: Tensor | None) -> Named:
     """The sum of each [S] tensor over the chosen sequences, in float64."""
     # One operation joins numbers of different dtypes. float64 holds the sums of integers.
     joined = torch.cat(list(per_sequence.values()))
     if joined.is_floating_point():
         joined = joined.double()
-    summed = select(among, joined.view(len(per_sequence), -1)).sum(1)
+    summed = select(counted, joined.view(len(per_sequence), -1)).sum(1)
     return dict(zip(per_sequence, summed.double().unbind(), strict=True))
 
 
@@ -164,21 +164,23 @@ class Collector:
         self._histograms: list[Tensor] = []
         self._bounds = OPEN
 
-    def take(self, found: Findings, choose: Callable[[Tensor], Tensor] | None = None, known: Known = ({}, {})) -> None:
+    def take(
+        self, findings: Findings, choose: Callable[[Tensor], Tensor] | None = None, ready: Numbered = ({}, {})
+    ) -> None:
         """Take the statistics of the next block.
 
-        `choose` gives its tokens of a tensor in the shape of the batch; `known` are statistics that its backend has.
+        `choose` gives its tokens of a tensor in the shape of the batch; `ready` are statistics that its backend has.
         """
-        sums, maxima = of_block(found, self._plan.of_blocks, known)
+        sums, maxima = of_block(findings, self._plan.of_blocks, ready)
         if isinstance(bins := sums.pop("histogram", None), Tensor):
             self._histograms.append(bins)
-        self._facts.append(found.facts)
+        self._facts.append(findings.facts)
         self._sums.append(sums)
         self._maxima.append(maxima)
-        if found.weighing is not None:
-            self._bounds = found.weighing.bounds
+        if findings.weighing is not None:
+            self._bounds = findings.weighing.bounds
         if self._labels is not None:
-            self._labels.take(found, choose)
+            self._labels.take(findings, choose)
 
     def statistics(self, tokens_outside: Number, rows: int, slots: int) -> Statistics:
         """The statistics of the batch, of so many valid tokens in no sequence, sequences and tokens, valid or not."""
@@ -192,19 +194,19 @@ class Collector:
         sums, maxima = sums | more_sums, maxima | more_maxima
         if len(spec.report) > 1:
             device = facts.keep.device
-            found, highest = (
+            named_sums, named_maxima = (
                 {name: _number(x, device) for name, x in numbers.items()}
                 for numbers in (sums | {"rows": rows, "slots": slots}, maxima)
             )
-            for numbers, more in zip((sums, maxima), peers.per_call(found, highest, spec), strict=True):
+            for numbers, more in zip((sums, maxima), peers.per_call(named_sums, named_maxima, spec), strict=True):
                 numbers.update(more)
         if self._histograms:
             sums |= self._named(HISTOGRAM, torch.stack(self._histograms).sum(0))
         if schema.bins_weights(spec):
-            weighed, among = facts.log_weight, view.among
+            weighed, counted = facts.log_weight, view.counted
             if facts.turns is not None and spec.weight is not None and spec.weight.per_turn:
-                weighed, among = facts.turns.log_weight, view.turns_measured
-            sums |= self._named(HISTOGRAM_OF_WEIGHTS, histogram(weighed, among))
+                weighed, counted = facts.turns.log_weight, view.turns_measured
+            sums |= self._named(HISTOGRAM_OF_WEIGHTS, histogram(weighed, counted))
         every = [*map(sums.__getitem__, plan.sums), *map(maxima.__getitem__, plan.maxima)]
         whole = Statistics(spec, _stack(every, self._on_host))
         return whole if self._labels is None else self._labels.beside(whole, view)
@@ -220,14 +222,14 @@ class LabelCollector:
     """The statistics of labels from consecutive blocks."""
 
     def __init__(self, spec: Spec, labeled: tuple[Labeled, ...]) -> None:
-        self._labels = [(one.labels, places_of(one), schema.of_label(spec, one.labels.units)) for one in labeled]
+        self._labels = [(each.labels, places_of(each), schema.of_label(spec, each.labels.units)) for each in labeled]
         self._blocks: list[list[tuple[Tensor, Tensor]]] = [[] for _ in labeled]
         self._sequences = 0
 
-    def take(self, found: Findings, choose: Callable[[Tensor], Tensor] | None = None) -> None:
+    def take(self, findings: Findings, choose: Callable[[Tensor], Tensor] | None = None) -> None:
         """Take the next block, as `Collector.take` does."""
-        tokens, first = found.tokens, self._sequences
-        self._sequences += found.facts.keep.shape[0]
+        tokens, first = findings.tokens, self._sequences
+        self._sequences += findings.facts.keep.shape[0]
         for (labels, place, columns), blocks in zip(self._labels, self._blocks, strict=True):
             if labels.units == SEQUENCES:
                 here = tokens.sequences.spread(place[first : self._sequences]).expand(tokens.d.shape)
@@ -238,7 +240,7 @@ class LabelCollector:
             maxima: Numbers = {}
             for row in columns.of_tokens:
                 if row.of_tokens is not None:
-                    _put(row.of_tokens(found, by), row.sums, row.maxima, sums, maxima)
+                    _put(row.of_tokens(findings, by), row.sums, row.maxima, sums, maxima)
             blocks.append(
                 (
                     _table(sums, columns.sums[: columns.token_sums]),
@@ -271,11 +273,11 @@ def _of_sequences(columns: schema.OfLabel, place: Tensor, many: int, view: AllSe
     mine = view.by_label(by)
     sums: Numbers = {}
     maxima: Numbers = {}
-    for at, among in (("sequences", None), ("measured", mine.among)):
+    for at, counted in (("sequences", None), ("measured", mine.counted)):
         each = {row.sums[0]: row.each(mine) for row in columns.of_sequences if row.at == at and row.each is not None}
         # One operation joins numbers of different dtypes.
         table = torch.cat([tensor_of(x) for x in each.values()]).double().view(len(each), -1)
-        sums.update(zip(each, by.rows(select(among, table)).unbind(), strict=True))
+        sums.update(zip(each, by.rows(select(counted, table)).unbind(), strict=True))
     for row in columns.of_sequences:
         if row.of_all is not None:
             _put(row.of_all(mine), row.sums, row.maxima, sums, maxima)

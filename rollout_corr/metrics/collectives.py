@@ -190,7 +190,7 @@ def difference(every: Sequence[Mapping[str, str]], ranks: Sequence[int]) -> str:
     raised = [(rank, claims[RAISED]) for rank, claims in zip(ranks, every, strict=True) if RAISED in claims]
     if raised:
         return "; ".join(f"rank {rank} raised {error}" for rank, error in raised[:DIFFERENCES])
-    found = []
+    differences = []
     for key in dict.fromkeys(key for claims in every for key in claims):
         values = [claims.get(key) for claims in every]
         if None in values or len(set(values)) == 1:
@@ -200,13 +200,13 @@ def difference(every: Sequence[Mapping[str, str]], ranks: Sequence[int]) -> str:
         others = [rank for rank, value in zip(ranks, values, strict=True) if value == usual]
         unusual = [f"{value} on rank {rank}" for rank, value in zip(ranks, values, strict=True) if value != usual]
         rest = f" and other values on {len(unusual) - DIFFERENCES} more" if len(unusual) > DIFFERENCES else ""
-        found.append(f"{key} {', '.join(unusual[:DIFFERENCES])}{rest} against {usual} on {named(others)}")
-    if not found:
+        differences.append(f"{key} {', '.join(unusual[:DIFFERENCES])}{rest} against {usual} on {named(others)}")
+    if not differences:
         keys = dict.fromkeys(key for claims in every for key in claims)
         having = {key: [rank for rank, claims in zip(ranks, every, strict=True) if key in claims] for key in keys}
-        found = [f"{key} on {named(some)} alone" for key, some in having.items() if len(some) < len(ranks)]
-    said = "; ".join(found[:DIFFERENCES])
-    more = f", and {len(found) - DIFFERENCES} further differences" if len(found) > DIFFERENCES else ""
+        differences = [f"{key} on {named(some)} alone" for key, some in having.items() if len(some) < len(ranks)]
+    said = "; ".join(differences[:DIFFERENCES])
+    more = f", and {len(differences) - DIFFERENCES} further differences" if len(differences) > DIFFERENCES else ""
     return f"expected the same call on every rank, got {said}{more}"
 
 
@@ -215,13 +215,13 @@ def gathered(columns: Sequence[Tensor], group: Any, what: str) -> list[Tensor]:
     count = columns[0].shape[0]
     own = torch.tensor([count], dtype=torch.int64, device="cpu")
     lengths, rank = _every(own, group, what)[:, 0].tolist(), dist.get_rank(group)
-    found = []
+    of_ranks = []
     for column in columns:
         every = column.new_zeros(len(lengths), max(lengths))
         every[rank, :count] = column
         rows = all_reduce(every, group, what)
-        found.append(torch.cat([row[:length] for row, length in zip(rows, lengths, strict=True)]))
-    return found
+        of_ranks.append(torch.cat([row[:length] for row, length in zip(rows, lengths, strict=True)]))
+    return of_ranks
 
 
 def _every(own: Tensor, group: Any, what: str) -> Tensor:

@@ -84,9 +84,9 @@ def bound_metrics(label: str, side: str, log: bool) -> list[Metric]:
     ]
 
 
-def bounds_of(found: Tensor) -> tuple[Tensor, Tensor]:
+def bounds_of(ends: Tensor) -> tuple[Tensor, Tensor]:
     """Take the sums, [K], and the maxima, [2 K], of bounds from the smallest and the largest of each, [2, K]."""
-    return torch.ones_like(found[0]), torch.stack([found[1], -found[0]], 1).reshape(-1)
+    return torch.ones_like(ends[0]), torch.stack([ends[1], -ends[0]], 1).reshape(-1)
 
 
 class Part(NamedTuple):
@@ -123,8 +123,8 @@ class Extra(NamedTuple):
 
     def sums(self) -> tuple[str, ...]:
         """Names of the sums besides those of labels, in order."""
-        found = [name for part in PARTS if part.when(self) for name in part.sums]
-        return (*found, *(f"{name}/calls" for name in map(_name, self.bounds)))
+        names = [name for part in PARTS if part.when(self) for name in part.sums]
+        return (*names, *(f"{name}/calls" for name in map(_name, self.bounds)))
 
     def maxima(self) -> tuple[str, ...]:
         """Names of the maxima besides those of labels, in order."""
@@ -133,12 +133,10 @@ class Extra(NamedTuple):
 
     def rows(self, spec: Spec | None) -> list[Metric]:
         """The rows of the metrics of the whole batch."""
-        rows = [
-            Metric(
-                outside_of(one), f"{one.units} whose id names no label", one.units, EACH, "0", plain(count_outside(one))
-            )
-            for one in self.labels
-        ]
+        rows = []
+        for labels in self.labels:
+            key, words = outside_of(labels), f"{labels.units} whose id names no label"
+            rows.append(Metric(key, words, labels.units, EACH, "0", plain(count_outside(labels))))
         rows += [row for part in PARTS if part.when(self) for row in part.metrics]
         if spec is not None:
             rows += ENTROPY_METRICS_OF_D if self.entropy else []
@@ -159,39 +157,39 @@ class Extra(NamedTuple):
 
     def warnings(self, values: Values) -> list[str]:
         """Say in plain words what is wrong with the labels and the ages."""
-        found = []
-        for one in self.labels:
-            if outside := values[count_outside(one)]:
-                found.append(
-                    f"{outside:.0f} {one.units} have an id of {one.name!r} without a label (ids are 0 to "
-                    f"{len(one.values) - 1}) and count under no label"
+        sentences = []
+        for labels in self.labels:
+            if outside := values[count_outside(labels)]:
+                sentences.append(
+                    f"{outside:.0f} {labels.units} have an id of {labels.name!r} without a label (ids are 0 to "
+                    f"{len(labels.values) - 1}) and count under no label"
                 )
         newer = values["tokens_newer"] if self.ages else 0.0
         if not newer:
-            return found
+            return sentences
         tokens, most = "1 valid token was" if newer == 1 else f"{newer:.0f} valid tokens were", values["-min_age"]
-        found.append(
+        sentences.append(
             f"{tokens} sampled by a newer version than versions.current, by up to {most:g}: the counter of the trainer "
             "may be read before it moves on, or the two sides count from other starts; such an age is negative in "
             "metrics and criteria, and no weight grows with it"
         )
-        return found
+        return sentences
 
     def named(self, name: object) -> LabelSet:
         """Find labels by their name."""
-        for one in self.labels:
-            if one.name == name:
-                return one
-        held = [one.name for one in self.labels]
+        for labels in self.labels:
+            if labels.name == name:
+                return labels
+        held = [labels.name for labels in self.labels]
         raise ValueError(f"by: expected one of {held} (the labels of the Batch), got {name!r}")
 
 
 # --- taking them: the sums, [K] float64, and the maxima, [2] float64 ---
 
 
-def _numbers(sums: list[Tensor], x: Tensor, among: Tensor | None) -> tuple[Tensor, Tensor]:
+def _numbers(sums: list[Tensor], x: Tensor, counted: Tensor | None) -> tuple[Tensor, Tensor]:
     """Sums, and the ends of the chosen x."""
-    return torch.stack([total.double() for total in sums]), torch.stack(OfBatch(x).ends(x, among)).double()
+    return torch.stack([total.double() for total in sums]), torch.stack(OfBatch(x).ends(x, counted)).double()
 
 
 def ages_of(ages: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -206,8 +204,8 @@ def divisors_of(mean: Tensor, divides: Tensor, counts: Tensor) -> tuple[Tensor, 
 
     `divides`: it was divided by it. `counts`: the sequence has a weight in a mean.
     """
-    among = divides & counts
-    return _numbers([among.sum(), (counts & ~divides).sum()], mean, among)
+    divided = divides & counts
+    return _numbers([divided.sum(), (counts & ~divides).sum()], mean, divided)
 
 
 def entropy_of(
@@ -215,10 +213,10 @@ def entropy_of(
 ) -> tuple[Tensor, Tensor]:
     """Take the statistics of entropies, per token; `valid` is bool per token, None: all are."""
     finite = entropy.isfinite()
-    among, broken = (finite, ~finite) if valid is None else (finite & valid, ~finite & valid)
-    counts = [torch.count_nonzero(which) for which in (among, broken)]
-    paired = among & train_logp.isfinite()
+    counted, broken = (finite, ~finite) if valid is None else (finite & valid, ~finite & valid)
+    counts = [torch.count_nonzero(which) for which in (counted, broken)]
+    paired = counted & train_logp.isfinite()
     gap = select(paired, entropy + train_logp).double()
     n, e = sequences.sum_integers(paired).double(), sequences.sum(gap)
     of_gap = gap.sum(), gap.square().sum(), torch.count_nonzero(paired), (e * e).sum(), (n * e).sum(), (n * n).sum()
-    return _numbers([select(among, entropy).sum(dtype=torch.float64), *counts, *of_gap], entropy, among)
+    return _numbers([select(counted, entropy).sum(dtype=torch.float64), *counts, *of_gap], entropy, counted)

@@ -30,10 +30,10 @@ def max_names() -> tuple[str, ...]:
     return MAXIMA
 
 
-def with_kl_of(found: Tensor, beside: Tensor, objective: Objective) -> Tensor:
+def with_kl_of(statistics: Tensor, beside: Tensor, objective: Objective) -> Tensor:
     """Put the KL's sum, of statistics that hold nothing else of worth, between those of a loss without it."""
     place = sum_names(objective).index("ref_kl")
-    return torch.cat((found[:place], beside[place : place + 1], found[place:]))
+    return torch.cat((statistics[:place], beside[place : place + 1], statistics[place:]))
 
 
 TRAINED = Over("trained tokens", "loss_tokens")

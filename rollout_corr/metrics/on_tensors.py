@@ -51,13 +51,13 @@ def metric_on_device(key: str, settings: Settings, vector: Tensor) -> Tensor:
     rows = rows_of(*settings)
     if key not in rows:
         raise ValueError(f"key: expected a native metric of these statistics, got {key!r}; they have {list(rows)}")
-    found = Held(vector, chain(*schema.layout(*settings))).read(rows[key])
-    if found is None:
+    metric = Held(vector, chain(*schema.layout(*settings))).read(rows[key])
+    if metric is None:
         raise ValueError(
             f"key: expected a metric that is a sum, a mean, a spread or an ESS, got {key!r}, whose formula reads "
             "values; take it from metrics()"
         )
-    return found
+    return metric
 
 
 # --- the metrics of labels ---
@@ -65,18 +65,18 @@ def metric_on_device(key: str, settings: Settings, vector: Tensor) -> Tensor:
 
 def names_of(spec: Spec, units: str) -> tuple[str, ...]:
     """Names of the statistics of a label, sums and then maxima."""
-    found = schema.of_label(spec, units)
-    return found.sums + found.maxima
+    statistics = schema.of_label(spec, units)
+    return statistics.sums + statistics.maxima
 
 
 @cached(maxsize=256)
 def metrics_of(spec: Spec, units: str = "sequences") -> tuple[Metric, ...]:
     """The rows of the native metrics that a label has: those whose statistics it has."""
-    known = dict.fromkeys(names_of(spec, units), 1.0)
+    ones = dict.fromkeys(names_of(spec, units), 1.0)
 
     def has(row: Metric) -> bool:
         try:
-            row.read(known)
+            row.read(ones)
         except KeyError:
             return False
         return True
@@ -109,9 +109,9 @@ def read(labels: LabelSet, spec: Spec, table: Tensor, dashboard: bool = False) -
         Held(table, names_of(spec, labels.units)),
         (dashboard_of if dashboard else metrics_of)(spec, labels.units),
     )
-    found = torch.stack([_of_labels(row, held) for row in rows])
+    metrics = torch.stack([_of_labels(row, held) for row in rows])
     # The last label is that of units without one.
-    by_label = dict(zip(keys_of(labels, rows), found[:, :-1].T.reshape(-1).tolist(), strict=True))
+    by_label = dict(zip(keys_of(labels, rows), metrics[:, :-1].T.reshape(-1).tolist(), strict=True))
     if dashboard:
         return by_label
     outside = held.columns[count_outside(labels).rpartition("/")[2]][-1].item()
@@ -120,9 +120,9 @@ def read(labels: LabelSet, spec: Spec, table: Tensor, dashboard: bool = False) -
 
 def _of_labels(row: Metric, held: Held) -> Tensor:
     """[labels]: a metric."""
-    found = held.read(row)
-    if found is not None:
-        return found
+    metric = held.read(row)
+    if metric is not None:
+        return metric
     columns = {name: column.tolist() for name, column in held.columns.items()}
     many = len(columns[str(row.over.units)])
     each = [row.read({name: column[i] for name, column in columns.items()}) for i in range(many)]

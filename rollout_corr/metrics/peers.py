@@ -60,7 +60,7 @@ class SchemeModule(Protocol):
     def intervals(self, spec: Spec, names: Sequence[str]) -> dict[str, Interval]:
         """The bounds that its statistics count beyond, by name; None: that side is open. The kernels need them."""
 
-    def collect(self, found: Findings, spec: Spec) -> tuple[Named, Named]:
+    def collect(self, findings: Findings, spec: Spec) -> tuple[Named, Named]:
         """Sums and maxima over tokens and sequences of some whole sequences, 0-d each."""
 
     def per_call(self, sums: Named, maxima: Named, spec: Spec) -> tuple[Named, Named]:
@@ -91,10 +91,10 @@ def schemes(spec: Spec) -> list[SchemeModule]:
 def columns(spec: Spec, names: Sequence[str]) -> Columns:
     """Names of all schemes' statistics; `names` are those of the criteria in them."""
     load(spec)
-    found = Columns()
+    every = Columns()
     for scheme in schemes(spec):
-        found = found.joined(scheme.columns(spec, names))
-    return found
+        every = every.joined(scheme.columns(spec, names))
+    return every
 
 
 def local_sums(spec: Spec) -> set[str]:
@@ -106,21 +106,21 @@ def local_sums(spec: Spec) -> set[str]:
 def role(criterion: Criterion, spec: Spec) -> str | None:
     """Name the part that a criterion plays in one of the schemes. Labels decide it, and no label has two parts."""
     load(spec)
-    return next((found for scheme in schemes(spec) if (found := scheme.role(criterion)) is not None), None)
+    return next((part for scheme in schemes(spec) if (part := scheme.role(criterion)) is not None), None)
 
 
 def intervals(spec: Spec, names: Sequence[str]) -> dict[str, Interval]:
     """The bounds that all schemes count beyond; None: that side is open."""
     load(spec)
-    found: dict[str, Interval] = {}
+    bounds: dict[str, Interval] = {}
     for scheme in schemes(spec):
-        found |= scheme.intervals(spec, names)
-    return found
+        bounds |= scheme.intervals(spec, names)
+    return bounds
 
 
-def collect(found: Findings, spec: Spec) -> tuple[Named, Named]:
+def collect(findings: Findings, spec: Spec) -> tuple[Named, Named]:
     """All schemes' sums and maxima over some whole sequences."""
-    return _joined([scheme.collect(found, spec) for scheme in schemes(spec)])
+    return _joined([scheme.collect(findings, spec) for scheme in schemes(spec)])
 
 
 def per_call(sums: Mapping[str, Tensor], maxima: Mapping[str, Tensor], spec: Spec) -> tuple[Named, Named]:
@@ -128,10 +128,10 @@ def per_call(sums: Mapping[str, Tensor], maxima: Mapping[str, Tensor], spec: Spe
     return _joined([scheme.per_call(dict(sums), dict(maxima), spec) for scheme in schemes(spec)])
 
 
-def _joined(found: list[tuple[Named, Named]]) -> tuple[Named, Named]:
+def _joined(parts: list[tuple[Named, Named]]) -> tuple[Named, Named]:
     sums: Named = {}
     maxima: Named = {}
-    for more_sums, more_maxima in found:
+    for more_sums, more_maxima in parts:
         sums.update(more_sums)
         maxima.update(more_maxima)
     return sums, maxima

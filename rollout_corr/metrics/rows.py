@@ -144,12 +144,12 @@ class Readers(NamedTuple):
 
     def read(self, values: Values) -> dict[str, float]:
         """The metrics by key, each as `Metric.read` gives it."""
-        named, found = values.__getitem__, dict.fromkeys(self.keys, 0.0)
+        named, metrics = values.__getitem__, dict.fromkeys(self.keys, 0.0)
         keys, names = self.plain
-        found.update(zip(keys, map(named, names), strict=True))
+        metrics.update(zip(keys, map(named, names), strict=True))
         keys, names, units = self.means
-        found.update(zip(keys, map(ratio_of, map(named, names), map(named, units)), strict=True))
+        metrics.update(zip(keys, map(ratio_of, map(named, names), map(named, units)), strict=True))
         for key, formula, unit in self.others:
             n = values[unit]
-            found[key] = formula.value(values, n) if n or formula.counts else 0.0
-        return found
+            metrics[key] = formula.value(values, n) if n or formula.counts else 0.0
+        return metrics

@@ -33,13 +33,13 @@ def columns_of(spec: Spec, names: Sequence[str] | None = None) -> Columns:
     names = [criterion.label for criterion in spec.criteria] if names is None else names
     rows = aggregates.aggregates_of(spec, tuple(names))
     of_tokens, of_sequences = ([row for row in rows if (row.at == "tokens") == here] for here in (True, False))
-    found = Columns(
+    native = Columns(
         token_sums=tuple(name for row in of_tokens for name in row.sums),
         sequence_sums=tuple(name for row in of_sequences for name in row.sums),
         token_maxima=tuple(name for row in of_tokens for name in row.maxima),
         sequence_maxima=tuple(name for row in of_sequences for name in row.maxima),
     )
-    return found.joined(peers.columns(spec, names))
+    return native.joined(peers.columns(spec, names))
 
 
 def bins_weights(spec: Spec) -> bool:
@@ -49,11 +49,11 @@ def bins_weights(spec: Spec) -> bool:
 
 def names_of(spec: Spec) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """All sums and all maxima of a correction. The bins of the histogram come before the sums taken once a call."""
-    found = columns_of(spec)
+    columns = columns_of(spec)
     bins = HISTOGRAM if spec.detail == "full" else ()
     of_weights = HISTOGRAM_OF_WEIGHTS if bins_weights(spec) else ()
-    sums = (*found.token_sums, *found.sequence_sums, *bins, *of_weights, *found.call_sums)
-    return sums, (*found.token_maxima, *found.sequence_maxima, *found.call_maxima)
+    sums = (*columns.token_sums, *columns.sequence_sums, *bins, *of_weights, *columns.call_sums)
+    return sums, (*columns.token_maxima, *columns.sequence_maxima, *columns.call_maxima)
 
 
 # --- labels ---
@@ -91,9 +91,13 @@ def _of_every_label(labels: LabelSet, names: tuple[str, ...]) -> tuple[str, ...]
 
 def layout_of_labels(spec: Spec, extra: Extra) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Names of the sums and of the maxima of all labels, one set of labels after the other."""
-    every = [(one, of_label(spec, one.units)) for one in extra.labels]
-    sums = (name for one, found in every for name in _of_every_label(one, found.sums))
-    return tuple(sums), tuple(name for one, found in every for name in _of_every_label(one, found.maxima))
+    sums: list[str] = []
+    maxima: list[str] = []
+    for labels in extra.labels:
+        statistics = of_label(spec, labels.units)
+        sums += _of_every_label(labels, statistics.sums)
+        maxima += _of_every_label(labels, statistics.maxima)
+    return tuple(sums), tuple(maxima)
 
 
 # --- all together ---
@@ -134,7 +138,7 @@ def of_the_batch(spec: Spec | None, objective: Objective | None = None, extra: E
     every = tuple(chain(*layout(spec, objective, extra)))
     if spec is None or extra is None or not extra.labels:
         return Places(every, None, len(every))
-    own = {*chain(*layout_of_labels(spec, extra))} - {count_outside(one) for one in extra.labels}
+    own = {*chain(*layout_of_labels(spec, extra))} - {count_outside(labels) for labels in extra.labels}
     places = [place for place, name in enumerate(every) if name not in own]
     with torch.inference_mode(False):
         pick = torch.tensor(places, device="cpu")
@@ -144,22 +148,22 @@ def of_the_batch(spec: Spec | None, objective: Objective | None = None, extra: E
 @cached(maxsize=256)
 def of_labels(spec: Spec, objective: Objective | None, extra: Extra, labels: LabelSet) -> tuple[slice, slice]:
     """Find the sums and the maxima of labels, among all sums and among all maxima."""
-    found = of_label(spec, labels.units)
+    statistics = of_label(spec, labels.units)
 
     def stretch(names: tuple[str, ...], wanted: tuple[str, ...]) -> slice:
         first = names.index(_of_every_label(labels, wanted[:1])[0])
         return slice(first, first + len(wanted) * len(labels.every))
 
     sums, maxima = layout(spec, objective, extra)
-    return stretch(sums, found.sums), stretch(maxima, found.maxima)
+    return stretch(sums, statistics.sums), stretch(maxima, statistics.maxima)
 
 
 @cached(maxsize=256)
 def digest(spec: Spec | None, objective: Objective | None = None, extra: Extra | None = None) -> float:
     """A number that differs where statistics do not merge; a float64 holds it exactly."""
-    given = [by_path("Spec", spec), by_path("Objective", objective), layout(spec, objective, extra)]
-    found = hashlib.blake2b(json.dumps(given).encode(), digest_size=8).digest()
-    return float(int.from_bytes(found, "big") >> 12)
+    fixed = [by_path("Spec", spec), by_path("Objective", objective), layout(spec, objective, extra)]
+    hashed = hashlib.blake2b(json.dumps(fixed).encode(), digest_size=8).digest()
+    return float(int.from_bytes(hashed, "big") >> 12)
 
 
 @cached(maxsize=256)
@@ -170,19 +174,19 @@ def of_whole_sequences(
 
     Each is from its first place to before its last. What `extra` holds besides labels is not among them.
     """
-    found = columns_of(spec)
+    columns = columns_of(spec)
     here = {name for row in aggregates.aggregates_of(spec) if row.local for name in row.sums} | peers.local_sums(spec)
     sums, maxima = (
         _stretches([name not in local for name in names])
         for names, local in zip(
-            layout(spec), ({*found.token_sums, *HISTOGRAM, *here}, {*found.token_maxima}), strict=True
+            layout(spec), ({*columns.token_sums, *HISTOGRAM, *here}, {*columns.token_maxima}), strict=True
         )
     )
-    for one in () if extra is None else extra.labels:
+    for labels in () if extra is None else extra.labels:
         assert extra is not None
-        mine, (in_sums, in_maxima) = of_label(spec, one.units), of_labels(spec, objective, extra, one)
-        sums.append((in_sums.start + mine.token_sums * len(one.every), in_sums.stop))
-        maxima.append((in_maxima.start + mine.token_maxima * len(one.every), in_maxima.stop))
+        mine, (in_sums, in_maxima) = of_label(spec, labels.units), of_labels(spec, objective, extra, labels)
+        sums.append((in_sums.start + mine.token_sums * len(labels.every), in_sums.stop))
+        maxima.append((in_maxima.start + mine.token_maxima * len(labels.every), in_maxima.stop))
     return sums, maxima
 
 

@@ -25,7 +25,7 @@ class Recorded(dict[str, float]):
         return super().__getitem__(name)
 
 
-def found(key: str, rows: Mapping[str, T]) -> T:
+def row_of(key: str, rows: Mapping[str, T]) -> T:
     """Look a metric up."""
     if key not in rows:
         from difflib import get_close_matches

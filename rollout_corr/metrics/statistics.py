@@ -171,12 +171,12 @@ class Statistics:
         if self.spec is None:
             raise ValueError("spec: expected statistics of a correction, got statistics of a policy loss only")
         of_sums, of_maxima = schema.of_whole_sequences(self.spec, self.objective, self.extra)
-        found = replace(self, vector=self.vector.clone())
+        copy = replace(self, vector=self.vector.clone())
         for first, last in of_sums:
-            found.sums[first:last] = 0.0
+            copy.sums[first:last] = 0.0
         for first, last in of_maxima:
-            found.maxima[first:last] = -torch.inf
-        return found
+            copy.maxima[first:last] = -torch.inf
+        return copy
 
     def all_reduce(self, group: ProcessGroup | None = None) -> Statistics:
         """Merge over the ranks of a process group: two collectives, whatever the number of metrics.
@@ -348,7 +348,7 @@ class PendingMetrics:
     def _of_labels(self, by: str) -> tuple[LabelSet, Tensor]:
         """The statistics of every label, [names, labels], sums and then maxima."""
         extra = Extra() if self._extra is None else self._extra
-        one, spec = extra.named(by), self._spec
+        labels, spec = extra.named(by), self._spec
         assert spec is not None, "statistics of a loss alone have no labels"
         if self._event is not None:
             self._event.synchronize()
@@ -356,8 +356,8 @@ class PendingMetrics:
         sums, maxima, ranks = self._host.tensor_split((of_sums, of_sums + of_maxima))
         if ranks.shape[0]:
             self._check(*ranks.tolist())
-        places, many = schema.of_labels(spec, self._objective, extra, one), len(one.every)
-        return one, torch.cat([sums[places[0]].view(-1, many), maxima[places[1]].view(-1, many)])
+        places, many = schema.of_labels(spec, self._objective, extra, labels), len(labels.every)
+        return labels, torch.cat([sums[places[0]].view(-1, many), maxima[places[1]].view(-1, many)])
 
     def result(self, names: MetricNames = "native", prefix: str = "", by: str | None = None) -> dict[str, float]:
         """Compute the metrics of one naming scheme; waits for the copy if it is still under way.
@@ -395,14 +395,14 @@ class PendingMetrics:
         values = self.values()
         if spec is not None and names not in ("native", "dashboard"):
             return {f"{prefix}{key}": value for key, value in peers.metrics(values, spec, names).items()}
-        found = {} if spec is None else (native.dashboard_of if dashboard else native.readers_of)(spec).read(values)
+        metrics = {} if spec is None else (native.dashboard_of if dashboard else native.readers_of)(spec).read(values)
         if self._extra is not None and not dashboard:
-            found |= {row.key: row.read(values) for row in self._extra.rows(spec)}
+            metrics |= {row.key: row.read(values) for row in self._extra.rows(spec)}
         if self._objective is not None:
             from . import loss
 
-            found |= (loss.dashboard_of if dashboard else loss.readers_of)(self._objective).read(values)
-        return {f"{prefix}{key}": value for key, value in found.items()} if prefix else found
+            metrics |= (loss.dashboard_of if dashboard else loss.readers_of)(self._objective).read(values)
+        return {f"{prefix}{key}": value for key, value in metrics.items()} if prefix else metrics
 
     def explain(self, key: str, by: str | None = None) -> str:
         """Say what a metric is made of; see `Statistics.explain`."""
@@ -411,7 +411,7 @@ class PendingMetrics:
         labels, table = (None, None) if by is None else self._of_labels(by)
         if labels is None or table is None or key == outside_of(labels):
             rows = on_tensors.rows_of(self._spec, self._objective, self._extra)
-            return show.explained(show.found(key, rows), key, self.values())
+            return show.explained(show.row_of(key, rows), key, self.values())
         spec = self._spec
         assert spec is not None
         every = {
@@ -419,7 +419,7 @@ class PendingMetrics:
             for place, value in enumerate(labels.values)
             for row in on_tensors.metrics_of(spec, labels.units)
         }
-        row, place = show.found(key, every)
+        row, place = show.row_of(key, every)
         return show.explained(
             row, key, dict(zip(on_tensors.names_of(spec, labels.units), table[:, place].tolist(), strict=True))
         )
@@ -429,7 +429,7 @@ class PendingMetrics:
         from .warnings import warnings_of, warnings_of_loss
 
         values = self.values()
-        found = [] if self._spec is None else warnings_of(values, self._spec)
+        sentences = [] if self._spec is None else warnings_of(values, self._spec)
         if self._extra is not None and self._spec is not None:
-            found += self._extra.warnings(values)
-        return found if self._objective is None else found + warnings_of_loss(values)
+            sentences += self._extra.warnings(values)
+        return sentences if self._objective is None else sentences + warnings_of_loss(values)

@@ -19,29 +19,29 @@ if TYPE_CHECKING:
 
 
 class Reducer(Protocol):
-    """Reduces values: to 0-d for the batch, to [labels] for labels. `among` is bool; None: every value counts."""
+    """Reduces values: to 0-d for the batch, to [labels] for labels. `counted` is bool; None: every value counts."""
 
-    def sum(self, x: Tensor, among: Tensor | None = None) -> Number:
+    def sum(self, x: Tensor, counted: Tensor | None = None) -> Number:
         """Add x up."""
 
-    def squares(self, x: Tensor, among: Tensor | None = None, dot: bool = False) -> Number:
+    def squares(self, x: Tensor, counted: Tensor | None = None, dot: bool = False) -> Number:
         """Add the squares of x up; `dot`: as a product of vectors where x is one, which rounds otherwise."""
 
-    def count(self, which: Tensor | None, among: Tensor | None = None) -> Number:
+    def count(self, which: Tensor | None, counted: Tensor | None = None) -> Number:
         """Count the tokens that are True; None: every token."""
 
     def none(self) -> Number:
         """Count no token."""
 
-    def ends(self, x: Tensor, among: Tensor | None = None) -> tuple[Number, Number]:
+    def ends(self, x: Tensor, counted: Tensor | None = None) -> tuple[Number, Number]:
         """Find the largest x and the largest -x; -inf where there is no token."""
 
 
 class Sums(Reducer, Protocol):
     """Reduces values of tokens."""
 
-    def over(self, units: Sequences, counts: Tensor, among: Tensor | None) -> Reducer:
-        """Reduce values of units, each counted by its tokens: those in `among`, or all; `counts`, [U], of each."""
+    def over(self, units: Sequences, counts: Tensor, counted: Tensor | None) -> Reducer:
+        """Reduce values of units, each counted by its tokens: those in `counted`, or all; `counts`, [U], of each."""
 
 
 # The sums and then the maxima of a row of statistics, from what a block found and what reduces its tokens.
@@ -55,14 +55,14 @@ class OfBatch:
         self._tokens = tokens
         self._last: tuple[Tensor, Tensor] | None = None
 
-    def sum(self, x: Tensor, among: Tensor | None = None) -> Tensor:
+    def sum(self, x: Tensor, counted: Tensor | None = None) -> Tensor:
         """0-d: the sum."""
-        return select(among, x).sum()
+        return select(counted, x).sum()
 
-    def squares(self, x: Tensor, among: Tensor | None = None, dot: bool = False) -> Tensor:
+    def squares(self, x: Tensor, counted: Tensor | None = None, dot: bool = False) -> Tensor:
         """0-d: the sum of squares."""
-        if among is not None:
-            return squares(select(among, x))
+        if counted is not None:
+            return squares(select(counted, x))
         if dot and x.dim() == 1:
             return x.dot(x)
         # A ratio without bounds is the weight before them and after them.
@@ -70,22 +70,22 @@ class OfBatch:
             self._last = x, squares(x)
         return self._last[1]
 
-    def count(self, which: Tensor | None, among: Tensor | None = None) -> Tensor:
+    def count(self, which: Tensor | None, counted: Tensor | None = None) -> Tensor:
         """0-d: how many are True."""
         if which is None:
             return self._tokens.new_full((), self._tokens.numel(), dtype=torch.int64)
-        return torch.count_nonzero(which if among is None else which & among)
+        return torch.count_nonzero(which if counted is None else which & counted)
 
     def none(self) -> Tensor:
         """0-d: 0."""
         return self._tokens.new_zeros((), dtype=torch.int64)
 
-    def ends(self, x: Tensor, among: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def ends(self, x: Tensor, counted: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """0-d each: the largest x and the largest -x."""
-        negated, largest = extrema(x, among)
+        negated, largest = extrema(x, counted)
         return largest, negated
 
-    def over(self, units: Sequences, counts: Tensor, among: Tensor | None) -> _Units:
+    def over(self, units: Sequences, counts: Tensor, counted: Tensor | None) -> _Units:
         """Values of units, times their tokens."""
         return _Units(counts)
 
@@ -97,16 +97,16 @@ class _Units(OfBatch):
         super().__init__(counts)
         self._counts = counts
 
-    def sum(self, x: Tensor, among: Tensor | None = None) -> Tensor:
+    def sum(self, x: Tensor, counted: Tensor | None = None) -> Tensor:
         return (self._counts * x).sum()
 
-    def squares(self, x: Tensor, among: Tensor | None = None, dot: bool = False) -> Tensor:
+    def squares(self, x: Tensor, counted: Tensor | None = None, dot: bool = False) -> Tensor:
         return (self._counts * x * x).sum()
 
-    def count(self, which: Tensor | None, among: Tensor | None = None) -> Tensor:
+    def count(self, which: Tensor | None, counted: Tensor | None = None) -> Tensor:
         return (self._counts if which is None else self._counts * which).sum()
 
-    def ends(self, x: Tensor, among: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def ends(self, x: Tensor, counted: Tensor | None = None) -> tuple[Tensor, Tensor]:
         return super().ends(x, self._counts > 0)
 
 
@@ -135,17 +135,17 @@ class OfLabels:
             lanes = torch.arange(LANES, device="cpu").repeat(-(-self._size // LANES))
             self._lanes = (flat * LANES).add_(lanes[: self._size])
 
-    def sum(self, x: Tensor, among: Tensor | None = None) -> Tensor:
+    def sum(self, x: Tensor, counted: Tensor | None = None) -> Tensor:
         """[labels] float64: the sums."""
-        return self._added(select(among, x).reshape(-1))
+        return self._added(select(counted, x).reshape(-1))
 
-    def squares(self, x: Tensor, among: Tensor | None = None, dot: bool = False) -> Tensor:
+    def squares(self, x: Tensor, counted: Tensor | None = None, dot: bool = False) -> Tensor:
         """[labels] float64: the sums of squares."""
-        return self._added(select(among, x).reshape(-1), squared=True)
+        return self._added(select(counted, x).reshape(-1), squared=True)
 
-    def count(self, which: Tensor | None, among: Tensor | None = None) -> Tensor:
+    def count(self, which: Tensor | None, counted: Tensor | None = None) -> Tensor:
         """[labels] float64: how many are True."""
-        which = among if which is None else which if among is None else which & among
+        which = counted if which is None else which if counted is None else which & counted
         if which is not None:
             return self._added(which.reshape(-1))
         if self._order is not None:
@@ -157,22 +157,22 @@ class OfLabels:
         device = "cpu" if self._order is None else self._order.device
         return torch.zeros(self._many, dtype=torch.float64, device=device)
 
-    def ends(self, x: Tensor, among: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def ends(self, x: Tensor, counted: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """[labels] float64 each: the largest x and the largest -x."""
-        sides = (x, -x) if among is None else [torch.where(among, side, -torch.inf) for side in (x, -x)]
+        sides = (x, -x) if counted is None else [torch.where(counted, side, -torch.inf) for side in (x, -x)]
         largest, negated = (self._largest(side.reshape(-1)).double() for side in sides)
         return largest, negated
 
-    def over(self, units: Sequences, counts: Tensor, among: Tensor | None) -> _UnitsByLabel:
+    def over(self, units: Sequences, counts: Tensor, counted: Tensor | None) -> _UnitsByLabel:
         """Values of units, at each of their tokens."""
-        return _UnitsByLabel(self, units, among, self._shape)
+        return _UnitsByLabel(self, units, counted, self._shape)
 
     def rows(self, table: Tensor) -> Tensor:
         """[rows, labels] float64: the sums of each row of a table, [rows, S] float64."""
         count = table.shape[0]
         if self._order is None:
-            found = torch.zeros(count, self._many, dtype=torch.float64, device="cpu")
-            return found.index_add_(1, self._place, table)
+            totals = torch.zeros(count, self._many, dtype=torch.float64, device="cpu")
+            return totals.index_add_(1, self._place, table)
         starts = torch.arange(count, device=table.device)[:, None] * self._size
         offsets = torch.cat([(starts + self._runs.offsets[:-1]).view(-1), self._runs.offsets[-1:] * count])
         flat = table.index_select(1, self._order).view(-1)
@@ -182,11 +182,11 @@ class OfLabels:
         if self._order is not None:
             wide = x.index_select(0, self._order).double()
             return self._runs.sum(wide * wide if squared else wide)
-        found = torch.zeros(self._many * LANES, dtype=torch.float64, device="cpu")
+        totals = torch.zeros(self._many * LANES, dtype=torch.float64, device="cpu")
         for part, lanes in zip(x.split(PART), self._lanes.split(PART), strict=True):
             wide = part.double()
-            found.scatter_add_(0, lanes, wide * wide if squared else wide)
-        return found.view(self._many, LANES).sum(1)
+            totals.scatter_add_(0, lanes, wide * wide if squared else wide)
+        return totals.view(self._many, LANES).sum(1)
 
     def _largest(self, x: Tensor) -> Tensor:
         if self._order is not None:
@@ -195,26 +195,26 @@ class OfLabels:
 
 
 class _UnitsByLabel:
-    """Values of turns or sequences, spread over their tokens, those in `among` or all, by the label of each token."""
+    """Values of turns or sequences, spread over their tokens, those in `counted` or all, by the label of each token."""
 
-    def __init__(self, by: OfLabels, units: Sequences, among: Tensor | None, shape: torch.Size) -> None:
-        self._by, self._units, self._among, self._shape = by, units, among, shape
+    def __init__(self, by: OfLabels, units: Sequences, counted: Tensor | None, shape: torch.Size) -> None:
+        self._by, self._units, self._counted, self._shape = by, units, counted, shape
         self.none = by.none
 
     def _spread(self, x: Tensor) -> Tensor:
         return self._units.spread(x).expand(self._shape)
 
-    def sum(self, x: Tensor, among: Tensor | None = None) -> Tensor:
-        return self._by.sum(self._spread(x), self._among)
+    def sum(self, x: Tensor, counted: Tensor | None = None) -> Tensor:
+        return self._by.sum(self._spread(x), self._counted)
 
-    def squares(self, x: Tensor, among: Tensor | None = None, dot: bool = False) -> Tensor:
-        return self._by.squares(self._spread(x), self._among)
+    def squares(self, x: Tensor, counted: Tensor | None = None, dot: bool = False) -> Tensor:
+        return self._by.squares(self._spread(x), self._counted)
 
-    def count(self, which: Tensor | None, among: Tensor | None = None) -> Tensor:
-        return self._by.count(None if which is None else self._spread(which), self._among)
+    def count(self, which: Tensor | None, counted: Tensor | None = None) -> Tensor:
+        return self._by.count(None if which is None else self._spread(which), self._counted)
 
-    def ends(self, x: Tensor, among: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        return self._by.ends(self._spread(x), self._among)
+    def ends(self, x: Tensor, counted: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        return self._by.ends(self._spread(x), self._counted)
 
 
 # --- weights ---
@@ -233,8 +233,8 @@ def sum_of_weight(field: str) -> OfTokens:
     """The formula of the sum of a field of `Weighing` over tokens."""
 
     def formula(f: Findings, by: Sums) -> tuple[Number]:
-        here, among = by_weight(f, by)
-        return (here.sum(getattr(f.weighing, field), among),)
+        here, counted = by_weight(f, by)
+        return (here.sum(getattr(f.weighing, field), counted),)
 
     return formula
 
@@ -243,10 +243,10 @@ def squares_of_weight(field: str) -> OfTokens:
     """The formula of the sum of squares of a field of `Weighing` over tokens."""
 
     def formula(f: Findings, by: Sums) -> tuple[Number]:
-        (here, among), x, weight = by_weight(f, by), getattr(f.weighing, field), f.spec.weight
+        (here, counted), x, weight = by_weight(f, by), getattr(f.weighing, field), f.spec.weight
         assert weight is not None
         if weight.is_token_ratio and x is f.tokens.excess:
-            among = None  # it is 0 where it is not measured
-        return (here.squares(x, among),)
+            counted = None  # it is 0 where it is not measured
+        return (here.squares(x, counted),)
 
     return formula

@@ -36,20 +36,20 @@ LOOK = "rc.dump and `rollout-corr doctor` name the cause"
 def warnings_of(values: Mapping[str, float], spec: Spec) -> list[str]:
     """Say in plain words which metrics deserve a look, from merged statistics by name."""
     metrics = readers_of(spec).read(values)
-    found = []
+    sentences = []
     if metrics["tokens_nonfinite"]:
-        found.append(
+        sentences.append(
             f"{_tokens(metrics['tokens_nonfinite'], 'has', 'have')} a NaN or infinite log-ratio "
             f"(nonfinite={spec.nonfinite!r}): {BY_KEY['tokens_nonfinite'].hint}"
         )
     if metrics["tokens_outside"]:
-        found.append(
+        sentences.append(
             f"{_tokens(metrics['tokens_outside'], 'belongs', 'belong')} to no sequence of cu_seqlens: "
             f"{BY_KEY['tokens_outside'].hint}"
         )
     if not metrics["tokens"]:
-        return [*found, "no valid token: the mask is 0 everywhere, or the batch is empty; nothing was measured"]
-    found += _padding(metrics)
+        return [*sentences, "no valid token: the mask is 0 everywhere, or the batch is empty; nothing was measured"]
+    sentences += _padding(metrics)
     measured = values[str(TOKENS.units)]
     wrong = _not_log_probs(metrics) if measured >= FEWEST_TOKENS else []
     if measured >= FEWEST_TOKENS and not wrong and metrics["logratio_abs_max"] == 0.0:
@@ -59,11 +59,11 @@ def warnings_of(values: Mapping[str, float], spec: Spec) -> list[str]:
         )
     # Where the values are no log-probs, or none is finite, how far they are apart says nothing more.
     differ = _mismatch(metrics, values, measured) if measured and not wrong else []
-    found += wrong or differ or _sampler(values)
-    found += _kept(metrics, spec, bool(wrong or differ))
+    sentences += wrong or differ or _sampler(values)
+    sentences += _kept(metrics, spec, bool(wrong or differ))
     if differ:
-        found[-1] += f"; {LOOK}"
-    return found + _weights(metrics, spec)
+        sentences[-1] += f"; {LOOK}"
+    return sentences + _weights(metrics, spec)
 
 
 def warnings_of_loss(values: Mapping[str, float]) -> list[str]:
@@ -83,11 +83,11 @@ def _tokens(count: float, does: str, do: str) -> str:
 
 def _not_log_probs(metrics: Mapping[str, float]) -> list[str]:
     """Recognize probabilities, negative log-likelihoods and fillers by their means over sequences."""
-    found = []
+    sentences = []
     for side in SIDES:
         mean, perplexity = -metrics[f"sequence_{side}_log_ppl_mean"], metrics[f"sequence_{side}_ppl_mean"]
         if mean > 1e-3:
-            found.append(
+            sentences.append(
                 f"{side}_logp: log-probs are at most 0, but these average {mean:+.3g} per sequence. Did you pass "
                 "negative log-likelihoods, probabilities or a mask? Pass the log-probs of the sampled tokens"
             )
@@ -95,13 +95,13 @@ def _not_log_probs(metrics: Mapping[str, float]) -> list[str]:
         for filler in FILLERS:
             # exp is strictly convex, so both means agree where all sequences have one mean.
             same = abs(mean - filler) < 1e-6 and abs(perplexity - exp(-filler)) < 1e-5
-            certain = filler == 0.0 and max(metrics[f"sequence_{one}_log_ppl_mean"] for one in SIDES) < 1e-3
+            certain = filler == 0.0 and max(metrics[f"sequence_{name}_log_ppl_mean"] for name in SIDES) < 1e-3
             if same and not (certain and metrics["logratio_abs_max"] > 0.0):
-                found.append(
+                sentences.append(
                     f"{side}_logp: {filler:g} at every token, a placeholder: the log-probs never arrived; "
                     f"{REMEDIES[side]}"
                 )
-    return found
+    return sentences
 
 
 def _padding(metrics: Mapping[str, float]) -> list[str]:
@@ -122,7 +122,7 @@ def _mild(state: State) -> str:
 
 def _mismatch(metrics: Mapping[str, float], values: Mapping[str, float], measured: float) -> list[str]:
     """Compare the two policies with the limits."""
-    found = _filled(metrics, measured)
+    sentences = _filled(metrics, measured)
     for key in ("kl_rollout_train_k3", "chi2_train_rollout", "logratio_abs_max"):
         limit, value = BY_KEY[key], metrics[key]
         state = largest_state(metrics, measured) if key == "logratio_abs_max" else limit.state(value)
@@ -130,7 +130,7 @@ def _mismatch(metrics: Mapping[str, float], values: Mapping[str, float], measure
         if key == "kl_rollout_train_k3":
             hint = _cause(metrics, values) or hint
         if state != "healthy":
-            found.append(f"{_mild(state)}{key} is {value:.3g} (healthy: {limit.range}): {hint}")
+            sentences.append(f"{_mild(state)}{key} is {value:.3g} (healthy: {limit.range}): {hint}")
     rated = ratio_state(metrics["ratio_mean"], metrics["ratio_std"], measured)
     if rated in ("watch", "alarm") and measured >= FEWEST_TOKENS:
         error = metrics["ratio_std"] / math.sqrt(measured)
@@ -139,12 +139,12 @@ def _mismatch(metrics: Mapping[str, float], values: Mapping[str, float], measure
             if metrics["ratio_mean"] < 1.0
             else "a shift or a constant"
         )
-        found.append(
+        sentences.append(
             f"{_mild(rated)}ratio_mean is {metrics['ratio_mean']:.4g} +- {error:.2g}, but it is 1 if the tokens "
             f"were sampled from the rollout policy; likely causes: {cause}, a temperature applied on one side only, "
             "weights other than those that sampled, or an update on these tokens before train_logp was computed"
         )
-    return found
+    return sentences
 
 
 def _cause(metrics: Mapping[str, float], values: Mapping[str, float]) -> str | None:
@@ -219,11 +219,11 @@ def _kept(metrics: Mapping[str, float], spec: Spec, differ: bool) -> list[str]:
 
 def _weights(metrics: Mapping[str, float], spec: Spec) -> list[str]:
     """Say what the weights leave, and whether products of ratios mean anything."""
-    found = []
+    sentences = []
     if spec.weight is not None:
         for side, bound, wrong in (("upper", spec.weight.upper, "below"), ("lower", spec.weight.lower, "above")):
             if isinstance(bound, float) and bound != 1.0 and (bound < 1.0) == (wrong == "below"):
-                found.append(
+                sentences.append(
                     f"Weight.{side} is {bound:g}, {wrong} 1: it moves the weights of tokens on which both policies "
                     "agree, whose ratio is 1; bounds are of the ratio, such as 0.5 to 2"
                 )
@@ -232,16 +232,16 @@ def _weights(metrics: Mapping[str, float], spec: Spec) -> list[str]:
         state = limit.state(ess)
         # 0 where every weight is 0: then all is rejected.
         if state != "healthy" and metrics["tokens_kept"]:
-            found.append(
+            sentences.append(
                 f"{_mild(state)}effective sample size is {100 * ess:.1f} % of the batch after the bounds: {limit.hint}"
             )
     sequence_sums = spec.weight is not None and spec.weight.is_product
     sequence_sums |= any(criterion.statistic.log_space and criterion.reduce == "sum" for criterion in spec.criteria)
     if sequence_sums and metrics["sequence_logratio_abs_mean"] > NEAR_CLAMP * spec.clamp:
-        found.append(
+        sentences.append(
             "the sum of D over a sequence (its length T times KL) is "
             f"{metrics['sequence_logratio_abs_mean']:.1f} nats on average, near {spec.clamp:g}, where it is cut off "
             "(Spec.clamp): products of the ratios of such sequences carry no information; use token ratios or "
             "geometric means"
         )
-    return found
+    return sentences

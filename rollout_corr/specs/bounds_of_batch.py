@@ -340,9 +340,9 @@ def _read(name: str, bound: Any) -> Any:
     """A rule from plain data, {"rule": "Quantile", "q": 0.99}; anything else as it came."""
     if not isinstance(bound, dict):
         return bound
-    given = dict(bound)
-    rule = given.pop("rule", None)
+    fields = dict(bound)
+    rule = fields.pop("rule", None)
     kind = RULES.get(rule) if isinstance(rule, str) else None
     if kind is None:
         raise ValueError(f"{name}: expected a number or the key 'rule' with one of {list(RULES)}, got {shown(bound)}")
-    return kind(**arguments_of(kind, given, f"{name} ({rule})"))
+    return kind(**arguments_of(kind, fields, f"{name} ({rule})"))

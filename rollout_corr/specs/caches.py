@@ -27,9 +27,9 @@ def cached(maxsize: int | None, typed: bool = False) -> Callable[[Callable[..., 
     """Cache a function as `functools.lru_cache` does, and register the cache."""
 
     def decorate(function: Callable[..., R]) -> _lru_cache_wrapper[R]:
-        found = lru_cache(maxsize=maxsize, typed=typed)(function)
-        _CLEARED.append(found.cache_clear)
-        return found
+        wrapped = lru_cache(maxsize=maxsize, typed=typed)(function)
+        _CLEARED.append(wrapped.cache_clear)
+        return wrapped
 
     return decorate
 

@@ -52,11 +52,11 @@ def _default_of(field: Field[Any]) -> object:
 
 def hash_once(value: Checked) -> int:
     """The hash of the fields of a frozen type, kept with it."""
-    found: int | None = value.__dict__.get("_hash")
-    if found is None:
-        found = hash(tuple(getattr(value, field.name) for field in fields(value)))
-        value._set(_hash=found)
-    return found
+    kept: int | None = value.__dict__.get("_hash")
+    if kept is None:
+        kept = hash(tuple(getattr(value, field.name) for field in fields(value)))
+        value._set(_hash=kept)
+    return kept
 
 
 def without_hash(value: Checked) -> dict[str, Any]:
@@ -89,15 +89,15 @@ def expression(value: object) -> str:
 def by_path(name: str, value: object) -> dict[str, str]:
     """The fields of a frozen type as text, by path: {"Spec.weight.upper": "2.0", ...}; equal for equal values."""
     if isinstance(value, Checked):
-        found = {name: type(value).__name__}
+        texts = {name: type(value).__name__}
         for field in fields(value):
-            found |= by_path(f"{name}.{field.name}", getattr(value, field.name))
-        return found
+            texts |= by_path(f"{name}.{field.name}", getattr(value, field.name))
+        return texts
     if isinstance(value, tuple) and any(isinstance(item, Checked) for item in value):
-        found = {name: f"({len(value)} of them)"}
+        texts = {name: f"({len(value)} of them)"}
         for i, item in enumerate(value):
-            found |= by_path(f"{name}[{i}]", item)
-        return found
+            texts |= by_path(f"{name}[{i}]", item)
+        return texts
     # -0.0 equals 0.0.
     return {name: expression(value + 0.0 if isinstance(value, float) else value)}
 
@@ -109,8 +109,8 @@ def arguments_of(cls: type, mapping: Mapping[str, Any], owner: str) -> dict[str,
     """
     if not isinstance(mapping, Mapping):
         raise wrong_type(owner, "a mapping", mapping)
-    known = [field.name for field in fields(cls)]
-    with_pair = [*known, "bounds"] if "lower" in known else known
+    names = [field.name for field in fields(cls)]
+    with_pair = [*names, "bounds"] if "lower" in names else names
     unknown = [key for key in mapping if key not in with_pair]
     if unknown:
         raise ValueError(f"{owner}: unknown key {unknown[0]!r}, expected some of {with_pair}")
@@ -155,17 +155,17 @@ def keywords_of_short_form(**meant: str) -> Callable[[Function], Function]:
 
 def _checking(function: Function, owner: str, meant: Mapping[str, str]) -> Function:
     parameters = [*inspect.signature(function).parameters.values()][1:]
-    known = [one.name for one in parameters]
-    by_keyword = all(one.kind is one.KEYWORD_ONLY for one in parameters)
+    names = [parameter.name for parameter in parameters]
+    by_keyword = all(parameter.kind is parameter.KEYWORD_ONLY for parameter in parameters)
 
     @functools.wraps(function)
     def checked(self: Any, *args: Any, **kwargs: Any) -> Any:
         if by_keyword and args:
             got = type(args[0]).__name__
-            raise TypeError(f"{owner}: expected keywords, such as {known[0]}=..., got {got} by position")
+            raise TypeError(f"{owner}: expected keywords, such as {names[0]}=..., got {got} by position")
         for name in kwargs:
-            if name not in known:
-                raise _unknown(owner, name, known, meant)
+            if name not in names:
+                raise _unknown(owner, name, names, meant)
         return function(self, *args, **kwargs)
 
     return cast(Function, checked)
@@ -196,21 +196,21 @@ _MEANT_IN_CALLS = {name: f"batch=rc.Batch({name}=...)" for name in OF_BATCH} | {
 
 def known_keywords(call: Callable[P, R]) -> Callable[P, R]:
     """Make a function refuse an unknown keyword; the error lists the known ones and names the most likely one."""
-    known = tuple(inspect.signature(call).parameters)
+    names = tuple(inspect.signature(call).parameters)
 
     @functools.wraps(call)
     def called(*args: P.args, **kwargs: P.kwargs) -> R:
         # A loop, because torch 2.11's compiler cannot follow a bound method of a set.
         for name in kwargs:
-            if name not in known:
-                raise _unknown(call.__name__, name, known, _MEANT_IN_CALLS)
+            if name not in names:
+                raise _unknown(call.__name__, name, names, _MEANT_IN_CALLS)
         return call(*args, **kwargs)
 
     return called
 
 
-def _unknown(owner: str, name: str, known: Sequence[str], meant: Mapping[str, str]) -> TypeError:
-    close = difflib.get_close_matches(name, known, n=1)
+def _unknown(owner: str, name: str, names: Sequence[str], meant: Mapping[str, str]) -> TypeError:
+    close = difflib.get_close_matches(name, names, n=1)
     write = meant.get(name) or (f"{close[0]}=" if close else "")
     hint = f"; did you mean {write}?" if write else ""
-    return TypeError(f"{owner}: unknown argument {name!r}, expected some of {list(known)}{hint}")
+    return TypeError(f"{owner}: unknown argument {name!r}, expected some of {list(names)}{hint}")

@@ -214,8 +214,8 @@ class Spec(Checked):
         """
         # By name, because the core imports no framework.
         writing = import_module(f"{__name__.partition('.')[0]}.frameworks.shared.writing")
-        found: dict[str, Any] = writing.written(self, framework, options)
-        return found
+        settings: dict[str, Any] = writing.written(self, framework, options)
+        return settings
 
     @classmethod
     def from_dict(cls, mapping: Mapping[str, Any]) -> Spec:
@@ -246,8 +246,8 @@ class Spec(Checked):
 
 def rules_of(spec: Spec) -> dict[Place, OfBatch]:
     """The bounds of a Spec that the batch decides, in the order that everything keeps which lists them."""
-    found = {} if spec.weight is None else {Place(WEIGHT, side): rule for side, rule in spec.weight.rules.items()}
-    return found | {Place(c.label, side): rule for c in spec.criteria for side, rule in c.rules.items()}
+    of_weight = {} if spec.weight is None else {Place(WEIGHT, side): rule for side, rule in spec.weight.rules.items()}
+    return of_weight | {Place(c.label, side): rule for c in spec.criteria for side, rule in c.rules.items()}
 
 
 def places_of(spec: Spec) -> tuple[Place, ...]:
@@ -255,18 +255,18 @@ def places_of(spec: Spec) -> tuple[Place, ...]:
     return tuple(rules_of(spec))
 
 
-def no_spec(given: object, wanted: str = "a Spec") -> TypeError:
+def no_spec(value: object, wanted: str = "a Spec") -> TypeError:
     """Make the error for what is no Spec, with the call that makes one of it."""
     hint = ""
-    if isinstance(given, str):
-        hint = f" {given!r}; a name becomes one by rc.spec({given!r})"
-    elif isinstance(given, Mapping):
+    if isinstance(value, str):
+        hint = f" {value!r}; a name becomes one by rc.spec({value!r})"
+    elif isinstance(value, Mapping):
         hint = "; a framework's settings become one by rc.spec(framework, settings), plain data by Spec.from_dict"
-    elif isinstance(given, (Weight, Criterion)):
-        field = f"weight={given!r}" if isinstance(given, Weight) else f"criteria=({given!r},)"
+    elif isinstance(value, (Weight, Criterion)):
+        field = f"weight={value!r}" if isinstance(value, Weight) else f"criteria=({value!r},)"
         hint = f"; write Spec({field})"
-    elif type(given).__name__ == "Recipe":
+    elif type(value).__name__ == "Recipe":
         hint = "; of a recipe pass its .spec, and its .loss as loss= of policy_loss"
-    elif type(given).__name__ == "Loss":
+    elif type(value).__name__ == "Loss":
         hint = "; a Loss is loss=... of policy_loss"
-    return TypeError(f"spec: expected {wanted}, got {type(given).__name__}{hint}")
+    return TypeError(f"spec: expected {wanted}, got {type(value).__name__}{hint}")

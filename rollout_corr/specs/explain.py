@@ -100,10 +100,10 @@ def step_of_criterion(criterion: Criterion, sums_over: str) -> str:
         value += f" (D clamped to +-{criterion.token_clamp:g})"
     if criterion.reduce is not None:
         aggregate = (_AGGREGATES_OF_LOGS if row.log_space else _AGGREGATES)[criterion.reduce]
-        among = "the tokens that pass the token criteria" if sums_over == "kept" else "its valid tokens"
+        tokens = "the tokens that pass the token criteria" if sums_over == "kept" else "its valid tokens"
         if criterion.over == "prefix":
-            among = among.replace("its ", "the ") + f" up to and with it in its {criterion.within}"
-        value = f"the {aggregate} of {value} over {among}"
+            tokens = tokens.replace("its ", "the ") + f" up to and with it in its {criterion.within}"
+        value = f"the {aggregate} of {value} over {tokens}"
     tested = "token" if criterion.per_token else criterion.over
     unit, rejected = f"{tested}{_WHEN[criterion.when]}", f"the {tested} is"
     if criterion.drop == "rest":

@@ -63,10 +63,10 @@ class Loss(Checked):
 
     def to_dict(self) -> dict[str, Any]:
         """The fields that differ from their defaults, as plain data; the surrogate's has its class under "name"."""
-        found = super().to_dict()
-        if "surrogate" in found:
-            found["surrogate"] = {"name": type(self.surrogate).__name__, **found["surrogate"]}
-        return found
+        plain = super().to_dict()
+        if "surrogate" in plain:
+            plain["surrogate"] = {"name": type(self.surrogate).__name__, **plain["surrogate"]}
+        return plain
 
     @classmethod
     def from_dict(cls, mapping: Mapping[str, Any]) -> Loss:
@@ -104,10 +104,10 @@ def _nested(kind: type, mapping: object, owner: str) -> dict[str, Any]:
     """The arguments of a term from a mapping, in which a KL may have a mean of its own."""
     if not isinstance(mapping, Mapping):
         raise wrong_type(owner, "a mapping", mapping)
-    found = arguments_of(kind, mapping, owner)
-    if isinstance(found.get("mean"), Mapping):
-        found["mean"] = Mean(**arguments_of(Mean, found["mean"], f"{owner}.mean"))
-    return found
+    arguments = arguments_of(kind, mapping, owner)
+    if isinstance(arguments.get("mean"), Mapping):
+        arguments["mean"] = Mean(**arguments_of(Mean, arguments["mean"], f"{owner}.mean"))
+    return arguments
 
 
 def _surrogate(mapping: object) -> Surrogate:
@@ -119,21 +119,21 @@ def _surrogate(mapping: object) -> Surrogate:
     if not isinstance(mapping, Mapping) or not isinstance(got, str) or got not in kinds:
         raise ValueError(f"Loss.surrogate: expected a mapping with a name among {list(kinds)}, got {shown(got)}")
     kind = kinds[mapping["name"]]
-    given = {name: value for name, value in mapping.items() if name != "name"}
-    plain = {name: tuple(x) if isinstance(x, list) else x for name, x in given.items()}
+    of_fields = {name: value for name, value in mapping.items() if name != "name"}
+    plain = {name: tuple(x) if isinstance(x, list) else x for name, x in of_fields.items()}
     return kind(**arguments_of(kind, plain, f"Loss.surrogate ({mapping['name']})"))
 
 
-def no_loss(given: object) -> TypeError:
+def no_loss(value: object) -> TypeError:
     """Make the error for what is no Loss, with what to write."""
-    kind, hint = type(given).__name__, ""
-    if isinstance(given, Surrogate):
-        hint = f"; write rc.Loss({given!r})"
+    kind, hint = type(value).__name__, ""
+    if isinstance(value, Surrogate):
+        hint = f"; write rc.Loss({value!r})"
     elif kind == "Spec":
         hint = "; a Spec is spec=..."
-    elif hasattr(given, "spec") and hasattr(given, "loss"):
+    elif hasattr(value, "spec") and hasattr(value, "loss"):
         hint = "; of a recipe pass its .loss, and its .spec as spec="
-    elif isinstance(given, Mapping):
+    elif isinstance(value, Mapping):
         hint = "; plain data becomes one by rc.Loss.from_dict"
     return TypeError(f"loss: expected a rollout_corr.Loss, got {kind}{hint}")
 

@@ -146,10 +146,10 @@ class SeenBatch(Protocol):
     def mean(self, x: Tensor) -> Tensor:
         """The mean over the trained tokens, 0-d in the dtype of x; 0 of none."""
 
-    def largest(self, x: Tensor, among: Tensor, count: Tensor) -> Tensor:
+    def largest(self, x: Tensor, eligible: Tensor, count: Tensor) -> Tensor:
         """Bool: among the `count` largest of those that are True in `among`; all that equal the last of them too."""
 
-    def drawn(self, seed: int, among: Tensor, count: Tensor) -> Tensor:
+    def drawn(self, seed: int, eligible: Tensor, count: Tensor) -> Tensor:
         """Bool: `count` of those that are True in `among`, all of them where there are fewer, drawn at random.
 
         The draw depends on the seed, on the sequence and on the place among its valid tokens.

@@ -28,16 +28,17 @@ def shown(value: object) -> str:
         return "what holds an integer of many digits"
 
 
-def of_key(error: Error, key: str, given: object = None, wanted: str = "") -> Error:
+def of_key(error: Error, key: str, got: object = None, wanted: str = "") -> Error:
     """Attach to an error the argument or setting that is wrong.
 
     Its attributes are `key`, what it was `given`, what was `wanted`, and `why`, the message without the key.
     """
-    values = given if isinstance(given, (tuple, list)) else (given,)
+    values = got if isinstance(got, (tuple, list)) else (got,)
     # An error may be pickled, and what is no plain value may not.
     plain = all(value is None or isinstance(value, (bool, int, float, str)) for value in values)
-    kept = given if plain else shown(given)
-    error.__dict__.update(key=key, given=kept, wanted=wanted, why=str(error).removeprefix(f"{key}: "))
+    error.__dict__.update(
+        key=key, given=got if plain else shown(got), wanted=wanted, why=str(error).removeprefix(f"{key}: ")
+    )
     return error
 
 

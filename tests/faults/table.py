@@ -85,7 +85,7 @@ FAULTS = [
          ("loss.spec is not None", "loss.spec is None"),
     ),
     *_in("rollout_corr/metrics/extra.py", "metrics/test_values.py",
-         ("paired = among & train_logp.isfinite()", "paired = among"),
+         ("paired = counted & train_logp.isfinite()", "paired = counted"),
          ("(counted > 0, counted < 0)", "(counted >= 0, counted < 0)", "api/test_staleness.py"),
     ),
     *_in("rollout_corr/metrics/formulas.py",
