@@ -143,7 +143,7 @@ TABLE: dict[str, Any] = CLIP | {
     "pg_clip_low": maybe(0.2),
     "pg_clip_high": maybe(0.2),
     "train_infer_correction": Block({"is_weight": Block(WEIGHT), "filters": unchecked(())}),
-    "actor_train": Block(ACTOR, others=True),
+    "actor_train": Block(ACTOR, whole=True),
     "use_pg_clip_range": False,
     "importance_sampling": word("token", ("token", "seq")),
     "ratio_type": word("token", ("token", "segment")),

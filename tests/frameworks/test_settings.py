@@ -83,6 +83,8 @@ def test_a_key_of_a_newer_release_is_left_out_with_a_warning(read, given):
         ("trl", {"epsilon": 0.2, "max_prompt_length": 8}, "max_completion_length"),
         ("verl", {"policy_loss": {"loss_mode": "dro", "dro_beta": 0.1, "jsd_beta": 0.1}}, "dro_beta"),
         ("nemo", {"loss_fn": {"ratio_clip_min": 0.2, "ratio_eps_max": 0.2}}, "ratio_clip_max"),
+        ("verl", {"actor_rollout_ref": {"actor": {"clip_ratio": 0.2, "clip_ratio_mid": 0.2}}, "algorithm": {}},
+         "clip_ratio_c"),
         ("xtuner", {"loss_cfg": {"policy_loss_cfg": {"cliprange_low": 0.1, "cliprange_high": 0.2, "cliprange_mid": 1}}},
          "cliprange_high"),
     ],

@@ -63,7 +63,9 @@ Returns:
 
 Raises:
     ImportError: {framework} is not installed.
-    RuntimeError: This {framework} has other functions, or they take other arguments. Then nothing is replaced.
+    RuntimeError: This {framework} lacks a module or a function, or a function takes other arguments; a module is
+        being imported by the code that calls this; or other code has replaced or reloaded what the last call replaced.
+        Then this call replaces nothing. Of a module that is imported later its import raises it, and all is restored.
     TypeError: A switch has the wrong type, named.
     ValueError: A switch has a wrong value, named.
 """

@@ -1,7 +1,8 @@
 """Specs, recipes and configurations by name. A framework is a folder or file next to `shared`, imported on first use.
 
-A folder holds some of: `config.py` (presets, recipes, `read`, `recipe` and `write`), `metrics.py` (see
-rollout_corr.metrics.peers) and `dropin.py` (with `install`). A framework that is one file holds what `config.py` does.
+A folder holds some of: `config.py` (presets, recipes, `settings`, and what is made of these: `read`, `recipe` and
+`write`), `mistakes.py` (`CHECKS`), `metrics.py` (see rollout_corr.metrics.peers) and `dropin.py` (with `install`). A
+framework that is one file holds what `config.py` and `mistakes.py` do.
 `others.py` has presets and recipes of frameworks whose configuration is not read.
 """
 

@@ -61,7 +61,8 @@ class Block(NamedTuple):
     """A row that is a block of settings with a table of its own; absent or null, it has its defaults."""
 
     rows: Mapping[str, Any]
-    others: bool = False  # whether it has keys that are not in the table
+    # Keys that show that it has many that are not in the table, or whether it has; see `given_in`.
+    whole: Iterable[str] | bool = ()
     default: Any = None
 
 
@@ -171,7 +172,7 @@ class Given(Mapping[str, Any]):
         row, key = row_of(self.rows[name]), f"{self.within}{name}"
         value = self.given.get(name, row.default)
         if isinstance(row, Block):
-            return self.block(key, row.rows, value, others=row.others)
+            return self.block(key, row.rows, value, row.whole)
         if name in self.given:
             self._read[key] = value
         return row.kind(key, value)
@@ -185,11 +186,10 @@ class Given(Mapping[str, Any]):
     def __len__(self) -> int:
         return len(self.rows)
 
-    def block(self, name: str, rows: Mapping[str, Any], value: object, *, others: bool = False) -> Given:
-        """The settings of a block within, none where it is null; with `others` it has keys that the table has not."""
-        given = {} if value is None else fields_of(value, name)
-        given = {key: given[key] for key in given if key in rows} if others else known_in(given, rows)
-        return Given(rows, given, f"{name}.", self._read)
+    def block(self, name: str, rows: Mapping[str, Any], value: object, whole: Iterable[str] | bool = ()) -> Given:
+        """The settings of a block within, none where it is null; for `whole` see `Block`."""
+        found = given_in({} if value is None else fields_of(value, name), rows, whole=whole)
+        return Given(rows, found.given, f"{name}.", self._read)
 
     def says(self, name: str) -> bool:
         """Return whether a setting is given, and not null."""

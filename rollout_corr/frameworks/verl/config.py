@@ -48,7 +48,6 @@ from ..shared.settings import (
     Given,
     boolean,
     fields_of,
-    given_in,
     inner,
     known_in,
     maybe,
@@ -295,7 +294,7 @@ OURS = ("rollout_is", "rollout_rs", "rollout_token_veto")
 AROUND = ("rollout_correction", *FLAT, *CAPS, *OF_ALGORITHM)
 
 OFF = "leave it out: it is off"
-TABLE = {"actor": Block(ACTOR), "rollout_correction": Block(CORRECTION)}
+TABLE = {"actor": Block(ACTOR, (*OF_ACTOR, *CAPS)), "rollout_correction": Block(CORRECTION)}
 
 
 def settings(config: object) -> Given:
@@ -308,8 +307,7 @@ def settings(config: object) -> Given:
         actor, whole = config, False
     else:
         return Given(TABLE, {"rollout_correction": _block(known_in(given, (*CORRECTION, *AROUND)))})
-    found = {"actor": given_in(actor, ACTOR, whole=whole or OF_ACTOR).given}
-    return Given(TABLE, found | ({"rollout_correction": _block(given)} if whole else {}))
+    return Given(TABLE, {"actor": actor} | ({"rollout_correction": _block(given)} if whole else {}))
 
 
 def read(given: Given, *, k1_bounds: str = "verl") -> Spec:
