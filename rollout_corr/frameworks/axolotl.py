@@ -10,7 +10,7 @@ from functools import partial
 
 from ..specs.correction import Criterion, Spec, Weight
 from .shared.checking import Checks, Rule, roles, without
-from .shared.preset import LEVELS, Row, presets
+from .shared.preset import HIGH, LEVELS, Row, presets
 from .shared.recipe import BOTH
 from .shared.settings import Given, Setting, at_least, given_in, unchecked, word
 from .trl.config import CAP, CLIP_MAX, CLIP_MIN, CORRECTION, MEANS, MODE, MODES, RATIOS, TABLE, WHOLE, Trainer
@@ -60,11 +60,11 @@ class AsyncTrainer(Trainer):
 AXOLOTL = AsyncTrainer(
     "axolotl",
     {name: row for name, row in (TABLE | OWN).items() if name not in LEFT_OUT and "vespo" not in name},
-    bounds={CAP: ("cap", "high")},
+    bounds={CAP: ("cap", HIGH)},
     losses=LOSSES,
 )
 AXOLOTL.register(BOTH)
-settings, read, recipe, write = AXOLOTL.settings, AXOLOTL.read, AXOLOTL.recipe, AXOLOTL.write
+settings, read, recipe, WRITTEN = AXOLOTL.settings, AXOLOTL.read, AXOLOTL.recipe, AXOLOTL.written
 
 # --- mistakes ---
 

@@ -18,7 +18,7 @@ from ..specs.surrogate import Surrogate
 from ..specs.surrogates import GSPO, PPO
 from ..specs.terms import KL, KLWeight, Mean
 from .shared.checking import Checks, Rule, roles, without
-from .shared.preset import is_off_policy, off_policy, presets
+from .shared.preset import HIGH, off_policy, presets
 from .shared.recipe import BOTH, NO_LOWER_CLAMP, ROWS, TOKENS, Recipe, add_recipe
 from .shared.settings import Given, Setting, at_least, given_in, maybe, or_null, word, words
 
@@ -110,16 +110,10 @@ def read(given: Given) -> Spec:
     return recipe(given).spec or Spec()
 
 
-def write(spec: Spec) -> dict[str, Any]:
-    """Write `use_decoupled_loss`, its cap and the off-policy mask."""
-    opsm = next((c for c in spec.criteria if is_off_policy(c)), None)
-    cap = next((c for c in spec.criteria if c is not opsm), None)
-    return {
-        "use_decoupled_loss": spec.weight is not None,
-        "behav_imp_weight_cap": None if cap is None else cap.high,
-        "off_policy_masking_delta": None if opsm is None else opsm.high,
-    }
-
+WRITTEN = (
+    ({"use_decoupled_loss": False}, {"use_decoupled_loss": True, "behav_imp_weight_cap": (None, HIGH)}),
+    ({"off_policy_masking_delta": (None, HIGH)},),
+)
 
 # --- mistakes ---
 

@@ -2,28 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from ..specs.correction import Spec
 from .shared.recipe import Recipe
 from .shared.settings import Given
 from .slime import config as slime
 from .slime.mistakes import CHECKS as CHECKS
 
-PATHS = {
-    "icepop_function": "miles.backends.training_utils.loss_hub.corrections.icepop_function",
-    "compute_mis_weights_with_cp": "examples.train_infer_mismatch_helper.mis.compute_mis_weights_with_cp",
-}
-
-
 settings, read = slime.settings, slime.read
-
-
-def write(spec: Spec) -> dict[str, Any]:
-    """Write the flags, which are slime's, with the places of miles's functions."""
-    made = slime.write(spec)
-    path = made.get("custom_tis_function_path")
-    return made if path is None else made | {"custom_tis_function_path": PATHS[path.rpartition(".")[2]]}
+WRITTEN = slime.written(
+    icepop="miles.backends.training_utils.loss_hub.corrections.icepop_function",
+    mis="examples.train_infer_mismatch_helper.mis.compute_mis_weights_with_cp",
+)
 
 
 def recipe(given: Given) -> Recipe:

@@ -16,8 +16,8 @@ from ..specs.surrogate import Surrogate
 from ..specs.surrogates import GSPO, PPO, Score
 from ..specs.terms import KL
 from ..specs.validate import number
-from .openrlhf.config import ADVANTAGE, ESTIMATORS, written_flags
-from .shared.preset import LEVELS, presets
+from .openrlhf.config import ADVANTAGE, ESTIMATORS
+from .shared.preset import HIGH, LEVELS, LOW, presets
 from .shared.recipe import BOTH, DECOUPLED, GLOBAL, SAME_AS_PPO, Named, Recipe, as_wide, named_recipe, of_presets
 from .shared.settings import Given, Setting, flags_in, maybe, refused, unchecked, under, word
 
@@ -134,9 +134,14 @@ def read(given: Given) -> Spec:
     return _made(level, low, high, mode)
 
 
-def write(spec: Spec) -> dict[str, Any]:
-    """Write the flags `--algo.advantage.is_correction_*`, by their whole names."""
-    return written_flags(spec, TESTED, "clip" if spec.weight is not None and spec.weight.low else "trunc")
+_LEVEL, _MODE, _BOUNDS = IS
+WRITTEN = (
+    (
+        {_LEVEL: "off"},
+        {_LEVEL: "token", _MODE: ("trunc", "clip"), _BOUNDS: [LOW, HIGH]},
+        {_LEVEL: tuple(TESTED), _MODE: "mask", _BOUNDS: [LOW, HIGH]},
+    ),
+)
 
 
 def recipe(given: Given) -> Recipe:

@@ -17,7 +17,7 @@ from ..specs.surrogates import GPG, GSPO
 from ..specs.terms import KL, Mean, MeanOver
 from ..specs.validate import LARGEST_CLAMP, one_of
 from .shared.checking import Checks, Rule, roles, without
-from .shared.preset import LEVELS, gated, level_of, presets, truncated
+from .shared.preset import HIGH, LEVELS, LOW, gated, presets, truncated
 from .shared.recipe import (
     BOTH,
     DECOUPLED,
@@ -161,25 +161,15 @@ def read(given: Given) -> Spec:
     return Spec(weight=weight, criteria=() if threshold is None else (_error(threshold),))
 
 
-def write(spec: Spec) -> dict[str, Any]:
-    """Write the blocks `loss_fn` and `grpo`."""
-    weight, kind = spec.weight, None
-    error = next((c for c in spec.criteria if c.stat == "ratio_error"), None)
-    gate = next((c for c in spec.criteria if c is not error), None)
-    bounds: Weight | Criterion | None = weight if gate is None else gate
-    if gate is not None:
-        kind = "seq-mask-tis" if gate.over == "sequence" else "icepop"
-    elif weight is not None and weight.high is not None:
-        kind = "icepop" if weight.outside == "zero" else "tis"
-    made: dict[str, Any] = {
-        "use_importance_sampling_correction": weight is not None,
-        "sequence_level_importance_ratios": weight is not None and level_of(weight) == "sequence",
-        "truncated_importance_sampling_type": kind,
-    }
-    if bounds is not None and kind is not None:
-        made["truncated_importance_sampling_ratio"] = bounds.high
-        made["truncated_importance_sampling_ratio_min"] = bounds.low
-    return {"loss_fn": made, "grpo": {"seq_logprob_error_threshold": None if error is None else error.high}}
+USED = {USES: True, WHOLE: (False, True)}
+WRITTEN = (
+    (
+        {"loss_fn": {USES: False, WHOLE: False, TYPE: None}},
+        {"loss_fn": USED | {TYPE: None}},
+        {"loss_fn": USED | {TYPE: TYPES, RATIO: HIGH, LEAST: LOW}},
+    ),
+    ({"grpo": {ERRORS: (None, HIGH)}},),
+)
 
 
 def recipe(given: Given) -> Recipe:

@@ -15,7 +15,7 @@ from ..specs.surrogate import RatioOf, Surrogate
 from ..specs.surrogates import PPO, Score
 from ..specs.terms import KL, KLKind, KLWeight
 from ..specs.validate import not_negative, positive, wrong_value
-from .shared.preset import LEVELS, level_of, presets
+from .shared.preset import HIGH, LEVELS, LOW, presets
 from .shared.recipe import BOTH, DECOUPLED, GLOBAL, WITH_REFERENCE, Named, Recipe, clip, named_recipe, of_presets
 from .shared.settings import Given, Setting, given_in, maybe, refused, word
 
@@ -142,17 +142,21 @@ def read(given: Given) -> Spec:
     return _corrected(level, clamps, "divergence" if diverges else "ratio", mask)
 
 
-def write(spec: Spec) -> dict[str, Any]:
-    """Write the fields `use_rho_correction` and `rho_*`."""
-    weight, mask = spec.weight, next(iter(spec.criteria), None)
-    if weight is None:
-        return {"use_rho_correction": False}
-    made: dict[str, Any] = {"use_rho_correction": True}
-    for name, bounds in (("clamp", weight), ("mask", mask)):
-        low, high = (0.0, 0.0) if bounds is None else (bounds.low or 0.0, bounds.high or 0.0)
-        made |= {f"rho_{name}_lower_bound": low, f"rho_{name}_upper_bound": high}
-    diverges = mask is not None and mask.stat == "ratio_deviation"
-    return made | {"rho_mask_sequence_level": level_of(weight) == "geometric", "rho_mask_tv_divergence": diverges}
+WRITTEN = (
+    (
+        {"use_rho_correction": False},
+        {
+            "use_rho_correction": True,
+            "rho_clamp_lower_bound": LOW,
+            "rho_clamp_upper_bound": HIGH,
+            "rho_mask_sequence_level": (False, True),
+        },
+    ),
+    (
+        {"rho_mask_lower_bound": 0.0, "rho_mask_upper_bound": 0.0},
+        {"rho_mask_lower_bound": LOW, "rho_mask_upper_bound": HIGH, "rho_mask_tv_divergence": (False, True)},
+    ),
+)
 
 
 def recipe(given: Given) -> Recipe:

@@ -15,7 +15,7 @@ from ..specs.statistics import Stat
 from ..specs.surrogates import Reinforce
 from ..specs.validate import positive
 from .shared.checking import Checks, roles
-from .shared.preset import PRESETS, RECIPES, masked, presets
+from .shared.preset import HIGH, LOW, PRESETS, RECIPES, masked, presets
 from .shared.recipe import BYPASS, GLOBAL, Named, Recipe, anchor, named_recipe, of_presets
 from .shared.settings import Given, NoEquivalent, Setting, given_in, refused, unchecked, warn_old, word
 
@@ -114,18 +114,14 @@ def read(given: Given) -> Spec:
 PLACE = "loss"
 
 
-def write(spec: Spec) -> dict[str, Any]:
-    """Write the block `loss`, without the taus."""
-    first = next(iter(spec.criteria), None)
-    if first is None:
-        raise ValueError("criteria=() has no setting: every loss of prime-rl masks")
-    if first.stat == "ratio":
-        return {"type": "icepop", "ratio_low": first.low, "ratio_high": first.high}
-    if first.stat == "prob_diff" and first.low is not None and first.high is not None:
-        return {"type": "default", "dppo_mask_low": -first.low, "dppo_mask_high": first.high}
-    if first.stat == "binary_kl_symmetric":
-        return {"type": "kpop", "kpop_threshold": first.high}
-    return {"type": "ipo", "eps": first.high}
+WRITTEN = (
+    (
+        {"type": "ipo", "eps": LOW},
+        {"type": "icepop", "ratio_low": LOW, "ratio_high": HIGH},
+        {"type": "kpop", "kpop_threshold": LOW},
+        {"type": "default", "dppo_mask_low": LOW, "dppo_mask_high": LOW},
+    ),
+)
 
 
 def recipe(given: Given) -> Recipe:

@@ -12,7 +12,7 @@ from ..specs.correction import Spec, Weight
 from ..specs.surrogates import DPPO, GPG, Score
 from ..specs.validate import positive
 from .shared.checking import Checks, without
-from .shared.preset import LEVELS, level_of
+from .shared.preset import HIGH, LEVELS
 from .shared.recipe import (
     BYPASS,
     DECOUPLED,
@@ -91,14 +91,7 @@ def recipe(given: Given) -> Recipe:
     )
 
 
-def write(spec: Spec) -> dict[str, Any]:
-    """Write the block `rollout_correction`."""
-    if spec.weight is None:
-        return {"tis_mode": None}
-    level = level_of(spec.weight)
-    cap = {} if spec.weight.high is None else {"tis_cap": spec.weight.high}
-    return {"bypass_mode": False, "tis_mode": level if level in MODES else None, **cap}
-
+WRITTEN = (({"tis_mode": None}, {"bypass_mode": False, "tis_mode": MODES, "tis_cap": HIGH}),)
 
 # --- mistakes ---
 

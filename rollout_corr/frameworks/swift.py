@@ -18,7 +18,7 @@ from ..specs.surrogates import PPO
 from ..specs.terms import KL, Mean
 from ..specs.validate import one_of
 from .shared.checking import Checks, roles, without
-from .shared.preset import LEVELS, PRESETS, Preset, is_off_policy, off_policy, presets, registered
+from .shared.preset import HIGH, LEVELS, PRESETS, Preset, off_policy, presets, registered
 from .shared.recipe import BOTH, DECOUPLED, GLOBAL, ROWS, SEQUENCES, TOKENS, WITH_REFERENCE, Recipe, add_recipe
 from .shared.settings import Given, NoEquivalent, given_in, maybe, only, refused, unchecked, warn_once, word, words
 from .trl.config import WHOLE_DISTRIBUTION, mean_of, surrogate
@@ -183,21 +183,7 @@ def read(given: Given) -> Spec:
     return _correction(given) or Spec()
 
 
-def write(spec: Spec) -> dict[str, Any]:
-    """Write `rollout_importance_sampling_*` and `off_policy_sequence_mask_delta`."""
-    masked = next((c for c in spec.criteria if is_off_policy(c)), None)
-    gate = next((c for c in spec.criteria if c is not masked), None)
-    made: dict[str, Any] = {
-        IS_MODE: None,
-        OPSM: None if masked is None else masked.high,
-    }
-    if spec.weight is None:
-        return made
-    mode, bounds = f"{spec.weight.over}_truncate", spec.weight.high
-    if gate is not None:
-        mode, bounds = f"{gate.over}_mask", gate.high
-    made[IS_MODE] = mode if mode in MODES else None
-    return made if bounds is None else made | {IS_THRESHOLD: bounds}
+WRITTEN = ({IS_MODE: None}, {IS_MODE: MODES, IS_THRESHOLD: HIGH}), ({OPSM: (None, HIGH)},)
 
 
 def recipe(given: Given) -> Recipe:

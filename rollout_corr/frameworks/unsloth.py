@@ -20,4 +20,4 @@ UNSLOTH = Trainer(
     kl_clamp=10.0,
 )
 UNSLOTH.register(WITH_REFERENCE)
-settings, read, recipe, write = UNSLOTH.settings, UNSLOTH.read, UNSLOTH.recipe, UNSLOTH.write
+settings, read, recipe, WRITTEN = UNSLOTH.settings, UNSLOTH.read, UNSLOTH.recipe, UNSLOTH.written

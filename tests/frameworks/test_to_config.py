@@ -25,8 +25,8 @@ NAMED = {name: rc.spec(name) for name in rc.spec_names()}
 
 # The named specs that their framework's own configuration cannot say, with what it lacks.
 UNSAID = {
-    "nemo.icepop": r'.*weight\.outside="clamp" has no setting, there it is "zero"',
-    "prime_rl.ref_kl": r'criteria\[0\]=Criterion\("prob_diff"',  # the loss of its distillation is no `loss.type`
+    "nemo.icepop": r'criteria\[0\]=Criterion\("ratio", [^()]*\) has no setting',  # its icepop is a weight here
+    "prime_rl.ref_kl": r"criteria\[0\]\.upper=None has no setting",  # the loss of its distillation is no `loss.type`
     "verl.staleness": r'criteria\[0\]=Criterion\("age"',  # settings of the sampler, as xtuner's
     "xtuner.staleness": r'criteria\[0\]=Criterion\("age"',
 }
@@ -87,7 +87,7 @@ def test_the_specs_of_others_are_read_back_or_refused(framework):
         assert_read_back(spec, framework, config)
         said_here += not name.startswith(f"{framework}.")
     # In words of the Spec: the settings that were tried nobody has written.
-    assert all(re.search("has no setting|there the criteria have", said) and "{" not in said for said in refused)
+    assert all(re.search("ha(s|ve) no setting|there the criteria have", said) and "{" not in said for said in refused)
     assert said_here > 0, "no other spec can be said"
 
 
@@ -198,28 +198,19 @@ REFUSED = [
     ("verl", Spec(Weight.token(upper=rc.Quantile(0.99))), r"weight\.upper=Quantile\(0\.99\), decided by the batch"),
     ("verl", Spec(criteria=(Criterion("ratio", drop="sequence", lower=1e-4),)), r"criteria\[0\]=Criterion\("),
     ("trl", Spec(TIS), r'nonfinite="reject" has no setting, there it is "neutral"$'),
-    ("prime_rl", Spec(), r"criteria=\(\) has no setting: every loss of prime-rl masks"),
+    ("prime_rl", Spec(), r"there the criteria have .* too"),
     ("skyrl", Spec(TIS, rejected="zero"), r'rejected="zero" has no setting, there it is "mask"$'),
     ("xtuner", Spec(criteria=(Criterion("ratio", upper=2.0),)), r"criteria\[0\]=Criterion\(.*\) has no setting$"),
-    # What is written for these the framework's own reader refuses: a negative bound of a ratio, a level, two settings
-    # that exclude each other.
-    ("trl", NAMED["verl.decoupled_seq_is_rs"], r'criteria\[0\]=Criterion\("k1", [^()]*\) has no setting$'),
-    ("areal", NAMED["roll.segment"], r"weight=Weight\.[^()]*\([^()]*\) has no setting$"),
-    (
-        "slime",
-        replace(OPSM, weight=TIS),
-        r"weight=Weight\..* and criteria\[0\]=Criterion\(.* have no settings together$",
-    ),
-    (
-        "slime",
-        NAMED["swift.opsm"],
-        r'weight\.token_clamp=20\.0 has no setting; criteria\[0\]\.drop="unit" has no setting,',
-    ),
+    # A statistic, a level, and two settings that exclude each other.
+    ("trl", NAMED["verl.decoupled_seq_is_rs"], r'criteria\[0\]=Criterion\("k1", [^()]*\) has no setting;'),
+    ("areal", NAMED["roll.segment"], r"weight=Weight\.[^()]*\([^()]*\) has no setting;"),
+    ("slime", replace(OPSM, weight=TIS), r'criteria\[0\]\.of="new/rollout" has no setting, there it is "new/old"$'),
+    ("slime", NAMED["swift.opsm"], r"weight\.token_clamp=20\.0 has no setting; criteria\[0\]=Criterion\("),
     # Another ratio is one difference, whatever its fields say.
     (
         "openrlhf",
         Spec(Weight("prefix", token_clamp=20.0)),
-        r'weight=Weight\("prefix", [^()]*\) has no setting, there it',
+        r'weight=Weight\("prefix", [^()]*\) has no setting$',
     ),
 ]
 

@@ -18,8 +18,8 @@ from ...specs.surrogate import Surrogate
 from ...specs.surrogates import GSPO, SAPO
 from ...specs.terms import Mean
 from ...specs.validate import number, one_of, positive
+from ..shared.preset import HIGH, LOW, Alternatives, presets
 from ..shared.preset import LEVELS as RATIO_LEVELS
-from ..shared.preset import presets
 from ..shared.recipe import (
     BOTH,
     DECOUPLED,
@@ -189,6 +189,19 @@ OF_ACTOR = ("kl_ctl", "ppo_n_minibatches", "path", "optimizer", "backend", "grou
 RULES = (MeanBelow,)
 
 
+BOUNDS = {"lower": LOW, "upper": HIGH}
+WRITTEN: Alternatives = (
+    ({"use_decoupled_loss": True},),
+    ({}, {"m2_threshold": HIGH}),
+    (
+        {"rejection_sampling": None},
+        {"rejection_sampling": {"level": LEVELS, "action": "clamp"} | BOUNDS},
+        {"rejection_sampling": {"level": "token", "metric": tuple(STATS)} | BOUNDS},
+        {"rejection_sampling": {"level": "sequence", "metric": tuple(STATS), "agg": AGGREGATIONS} | BOUNDS},
+    ),
+)
+
+
 def settings(config: object) -> Given:
     """Find a PPOActorConfig, in a configuration with a block `actor`, or the block `rejection_sampling` alone."""
     if not fields_of(config).keys() & {"actor", *TABLE, *OF_ACTOR}:
@@ -206,28 +219,6 @@ def settings(config: object) -> Given:
 def read(given: Given) -> Spec:
     """Read `rejection_sampling` and `m2_threshold`."""
     return _correction(given) or Spec()
-
-
-def write(spec: Spec) -> dict[str, Any]:
-    """Write settings of a PPOActorConfig: `rejection_sampling` or `m2_threshold`, with what they need."""
-    m2 = next((c.upper.below for c in spec.criteria if isinstance(c.upper, MeanBelow)), None)
-    first, weight = next((c for c in spec.criteria if not isinstance(c.upper, MeanBelow)), None), spec.weight
-    found: dict[str, Any] = {"use_decoupled_loss": True} | ({} if m2 is None else {"m2_threshold": 2.0 * m2})
-    if weight is None:
-        return {**found, "rejection_sampling": None}
-    if first is None:
-        made: dict[str, Any] = {"level": weight.over, "action": "clamp", "metric": "ratio", "agg": "mean"}
-        lower, upper = weight.low, weight.high
-    else:
-        metric = next((name for name, stat in STATS.items() if stat == first.stat), "ratio")
-        agg, lower, upper = first.reduce or "mean", first.low, first.high
-        if metric == "kl_k1":
-            # AReaL's k1 has the other sign: see `spec`.
-            agg = "max" if agg == "min" else agg
-            lower, upper = (None if bound is None else -bound for bound in (upper, lower))
-        made = {"level": first.over, "action": "mask", "metric": metric, "agg": agg}
-    made |= {"lower": lower} | ({} if upper is None else {"upper": upper})
-    return {**found, "rejection_sampling": made}
 
 
 def recipe(given: Given) -> Recipe:

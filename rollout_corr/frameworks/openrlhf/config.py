@@ -6,19 +6,19 @@ weight, so no denominator changes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 from ...specs.choices import Reduce, Unit
-from ...specs.correction import Criterion, Spec, Weight
+from ...specs.correction import Criterion, Spec
 from ...specs.loss import Loss
 from ...specs.statistics import Stat
 from ...specs.surrogate import RatioOf, Surrogate
 from ...specs.surrogates import GSPO
 from ...specs.terms import KL, KLKind, Mean
 from ...specs.validate import number, one_of
-from ..shared.preset import gated, level_of, presets, truncated
+from ..shared.preset import HIGH, LOW, gated, presets, truncated
 from ..shared.recipe import (
     AGGREGATIONS,
     BOTH,
@@ -192,27 +192,16 @@ def read(given: Given) -> Spec:
     return spec(level, mode, gating, bounds)
 
 
-def write(spec: Spec) -> dict[str, Any]:
-    """Write the flags `--algo.advantage.is_correction_*`, by their whole names."""
-    tested = next((criterion.stat for criterion in spec.criteria), "ratio")
-    return written_flags(spec, UNITS, is_correction_gating=tested if tested in GATINGS else "ratio")
-
-
-def written_flags(
-    spec: Spec, levels: Mapping[str, tuple[Unit, Reduce | None]], clip: str = "clip", **more: str
-) -> dict[str, Any]:
-    """Write the flags of a framework with these levels, whose weight without a gate has the mode `clip`."""
-    if spec.weight is None:
-        return {ADVANTAGE + "is_correction_level": "off"}
-    level, mode = "token", clip
-    bounds: Weight | Criterion = spec.weight
-    if spec.criteria:
-        bounds, mode = spec.criteria[0], "mask"
-        level = level_of(bounds, levels) or "token"
-    made: dict[str, Any] = {"is_correction_level": level, "is_correction_mode": mode, **more}
-    if bounds.high is not None:
-        made["is_correction_threshold"] = [bounds.low or 0.0, bounds.high]
-    return {ADVANTAGE + name: value for name, value in made.items()}
+_LEVEL, _MODE, _GATING, _BOUNDS = (ADVANTAGE + name for name in IS)
+_GATES = {_LEVEL: tuple(UNITS), _MODE: "mask"}
+WRITTEN = (
+    (
+        {_LEVEL: "off"},
+        {_LEVEL: "token", _MODE: "clip", _GATING: "ratio", _BOUNDS: [LOW, HIGH]},
+        _GATES | {_GATING: "ratio", _BOUNDS: [LOW, HIGH]},
+        _GATES | {_GATING: ("binary_kl", "tv"), _BOUNDS: [0.0, LOW]},
+    ),
+)
 
 
 def recipe(given: Given) -> Recipe:

@@ -1,7 +1,7 @@
 """Specs, recipes and configurations by name. A framework is a folder or file next to `shared`, imported on first use.
 
 A folder holds some of: `config.py` (presets, recipes, `settings`, and what is made of these: `read`, `recipe` and
-`write`), `mistakes.py` (`CHECKS`), `metrics.py` (see rollout_corr.metrics.peers) and `dropin.py` (with `install`). A
+`WRITTEN`), `mistakes.py` (`CHECKS`), `metrics.py` (see rollout_corr.metrics.peers) and `dropin.py` (with `install`). A
 framework that is one file holds what `config.py` and `mistakes.py` do.
 `others.py` has presets and recipes of frameworks whose configuration is not read.
 """
@@ -92,13 +92,14 @@ def recipe_names() -> list[str]:
 
 
 def readable(function: str = "read") -> list[str]:
-    """Return the frameworks with a function for their configuration: "read" its Spec, "recipe" its loss, or "write"."""
+    """Return the frameworks whose configuration gives a Spec ("read") or a loss ("recipe"), or can be written."""
     return [name for name in frameworks() if is_readable(name, function)]
 
 
 def is_readable(framework: str, function: str = "read") -> bool:
     """Return whether one framework has it; no other is imported."""
-    return framework in _modules() and hasattr(part(framework), function)
+    names = ("write", "WRITTEN") if function == "write" else (function,)
+    return framework in _modules() and any(hasattr(part(framework), name) for name in names)
 
 
 # --- the two lookups ---

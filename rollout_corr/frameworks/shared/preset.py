@@ -148,6 +148,22 @@ def registered(framework: str) -> list[Preset]:
     return [found for found in PRESETS.values() if found.name.partition(".")[0] == framework]
 
 
+# --- what can be written ---
+
+
+class Mark:
+    """A number of a Spec in a table `WRITTEN`, whose setting is tried with another one: see writing.py."""
+
+    def __init__(self, trial: float) -> None:
+        self.trial = trial
+
+
+# Numbers of which the first is tried below 1, and the other one above.
+LOW, HIGH = Mark(0.5), Mark(2.0)
+# What a framework's `WRITTEN` is: of each tuple one alternative, in which a tuple stands for each of its values.
+Alternatives = tuple[tuple[Mapping[str, Any], ...], ...]
+
+
 # --- parts of Specs ---
 
 
@@ -156,12 +172,6 @@ def level_of(
 ) -> str | None:
     """The framework's name of the ratio that weighs or is tested; None: it has none."""
     return next((name for name, level in levels.items() if level == (part.over, part.reduce)), None)
-
-
-def is_off_policy(criterion: Criterion) -> bool:
-    """Return whether a criterion is `off_policy`'s, with any settings."""
-    asked = (criterion.stat, criterion.over, criterion.reduce, criterion.when)
-    return asked == ("k1", "sequence", "mean", "negative_advantage")
 
 
 def gated(criterion: Criterion) -> Spec:

@@ -1,19 +1,26 @@
 """Writing a Spec as a framework's configuration. It is read back: every setting it cannot express is found and named.
 
-`write` in a framework's `config.py` mirrors its `read`: it returns the configuration nearest to a Spec, in plain
-numbers, strings, lists and mappings. It need not know what it leaves out.
+A framework says in a table, `WRITTEN`, which settings can be written: alternatives, of which one of each kind is taken
+together with one of every other kind, with LOW and HIGH for numbers. Each combination is read once with numbers of its
+own, and where these turn up in the Spec says which of its bounds a setting is. A framework with a grammar has a
+function `write` instead, which returns the configuration nearest to a Spec. Both may leave out what they cannot say.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields, replace
-from typing import Any
+from itertools import product
+from typing import Any, NamedTuple
 
+from ...specs.bounds_of_batch import MeanBelow
+from ...specs.caches import cached
 from ...specs.checked import expression
 from ...specs.correction import Criterion, Spec, Weight
 from . import lookup
+from .preset import Mark
 from .settings import same_kind
 
 # A bound that is written as its exponential is rounded there.
@@ -30,61 +37,171 @@ def written(spec: Spec, framework: str, options: dict[str, Any]) -> dict[str, An
             f"{lookup.readable('write')}, got {framework!r}"
         )
     module = lookup.part(framework)
-    parts = {} if spec.weight is None else {"weight": spec.weight.rules}
-    parts |= {f"criteria[{number}]": criterion.rules for number, criterion in enumerate(spec.criteria)}
-    for path, rules in parts.items():
-        for side, rule in rules.items():
+    parts: dict[str, Weight | Criterion] = {} if spec.weight is None else {"weight": spec.weight}
+    parts |= {f"criteria[{number}]": criterion for number, criterion in enumerate(spec.criteria)}
+    for path, part in parts.items():
+        for side, rule in part.rules.items():
             if not isinstance(rule, getattr(module, "RULES", ())):
                 raise ValueError(_cannot(framework, [f"{path}.{side}={rule!r}, decided by the batch, has no setting"]))
-    try:
-        made: dict[str, Any] = module.write(spec, **options)
-    except (TypeError, ValueError) as error:
-        raise same_kind(error, f"to_config({framework!r}): {error}") from error
+    unsaid: list[str] = []
+    for nearest in _configurations(spec, framework, options):
+        for config in nearest:
+            try:
+                found = differences(spec, module.read(module.settings(config), **options))
+            except (TypeError, ValueError):
+                # It refuses settings that nobody wrote by hand: a message about them would say nothing of the Spec.
+                continue
+            if not found:
+                return config
+            unsaid = found if not unsaid or len(found) < len(unsaid) else unsaid
+        if unsaid:
+            break
+    said = " and ".join(f"{path}={expression(part)}" for path, part in parts.items())
+    none = "have no settings together" if len(parts) > 1 else "has no setting"
+    raise ValueError(_cannot(framework, unsaid or [f"{said} {none}"]))
 
-    def unsaid_of(tried: Spec) -> list[str] | None:
-        """What the framework does not say of a Spec, or None where it refuses the settings that are written for it."""
+
+# --- the settings that mean a Spec ---
+
+
+def _configurations(spec: Spec, framework: str, options: dict[str, Any]) -> Iterator[Iterable[dict[str, Any]]]:
+    """Give the settings that may mean a Spec: those with the most of its parts, then those with fewer."""
+    module = lookup.part(framework)
+    if hasattr(module, "write"):
         try:
-            config = module.settings(module.write(tried, **options))
-            return differences(tried, module.read(config, **options))
-        except (TypeError, ValueError):
-            return None
+            yield [module.write(spec, **options)]
+        except (TypeError, ValueError) as error:
+            raise same_kind(error, f"to_config({framework!r}): {error}") from error
+        return
+    if options:
+        raise TypeError(f"to_config({framework!r}): got an unexpected option {next(iter(options))!r}")
+    kinds = _kinds(spec)
+    far: dict[int, list[Template]] = {}
+    for each in _templates(framework):
+        far.setdefault(((kinds - each.kinds) + (each.kinds - kinds)).total(), []).append(each)
+    for _, alike in sorted(far.items()):
+        yield (config for template in alike for config in template.says(spec))
 
-    unsaid = unsaid_of(spec)
-    if unsaid is None:
-        unsaid = _refused_parts(spec, unsaid_of)
-    if unsaid:
-        raise ValueError(_cannot(framework, unsaid))
-    return made
+
+# The bounds of a Spec, by the place of what they bound, -1 for the weight, and their side.
+Place = tuple[int, str]
+# What a Spec may hold for a number x of the settings, and what x is then: the first fits most.
+HELD: tuple[tuple[Callable[[float], float], Callable[[float], float]], ...] = (
+    (lambda x: x, lambda bound: bound),
+    (lambda x: -x, lambda bound: -bound),
+    (lambda x: x / 2.0, lambda bound: bound * 2.0),
+)
 
 
-def _refused_parts(spec: Spec, unsaid_of: Callable[[Spec], list[str] | None]) -> list[str]:
-    """Say for which parts of a Spec a framework has no settings, where it refuses what is written for all of them.
+class Left:
+    """Stands for a setting that is left out."""
 
-    What it refuses are settings that nobody wrote by hand: a message about them would say nothing of the Spec.
-    """
-    parts = {} if spec.weight is None else {"weight": replace(spec, criteria=())}
-    parts |= {f"criteria[{i}]": replace(spec, weight=None, criteria=(c,)) for i, c in enumerate(spec.criteria)}
-    without = {
-        path: replace(
-            spec,
-            weight=None if path == "weight" else spec.weight,
-            criteria=tuple(c for i, c in enumerate(spec.criteria) if path != f"criteria[{i}]"),
+
+class Template(NamedTuple):
+    """Settings with marks for numbers, the Spec that they are with numbers of a trial, and its bounds that they set."""
+
+    config: Mapping[str, Any]
+    spec: Spec
+    bounds: tuple[tuple[Place, Callable[[float], float]] | None, ...]  # for each mark, with what it is of that bound
+    kinds: Counter[object]  # of the Spec
+
+    def says(self, spec: Spec) -> Iterator[dict[str, Any]]:
+        """Give the settings the numbers of a Spec; an open side is null or 0, or else it is left to its default."""
+        bounds = _bounds(spec, self.spec)
+        choices: list[tuple[object, ...]] = []
+        for place in self.bounds:
+            bound = None if place is None else bounds.get(place[0])
+            choices.append((Left,) if place is None else (None, 0.0, Left) if bound is None else (place[1](bound),))
+        for numbers in product(*choices):
+            yield _filled(self.config, iter(numbers))
+
+
+def _filled(config: Any, numbers: Iterator[object]) -> Any:
+    """Put numbers in the place of marks; a setting, or a list of it, for which there is none is left out."""
+    if isinstance(config, Mark):
+        return next(numbers)
+    if isinstance(config, Mapping):
+        filled = {name: _filled(value, numbers) for name, value in config.items()}
+        return {name: value for name, value in filled.items() if value is not Left}
+    if isinstance(config, list):
+        made = [_filled(value, numbers) for value in config]
+        return Left if Left in made else made
+    return config
+
+
+def _each(config: Any) -> Iterator[Any]:
+    """Take one value of each tuple."""
+    if isinstance(config, tuple):
+        yield from config
+    elif isinstance(config, Mapping):
+        for values in product(*map(_each, config.values())):
+            yield dict(zip(config, values, strict=True))
+    else:
+        yield config
+
+
+def _marks(config: Any) -> Iterator[Mark]:
+    if isinstance(config, Mark):
+        yield config
+    elif isinstance(config, (Mapping, list)):
+        for value in config.values() if isinstance(config, Mapping) else config:
+            yield from _marks(value)
+
+
+@cached(maxsize=None)
+def _templates(framework: str) -> tuple[Template, ...]:
+    """All settings that a framework's table has, and what they are read as; the framework may refuse some together."""
+    module, made = lookup.part(framework), []
+    kinds = ([one for each in alternatives for one in _each(each)] for alternatives in module.WRITTEN)
+    for chosen in product(*kinds):
+        config = {name: value for settings in chosen for name, value in settings.items()}
+        trials = [mark.trial + number / 256.0 for number, mark in enumerate(_marks(config))]
+        try:
+            spec: Spec = module.read(module.settings(_filled(config, iter(trials))))
+        except ValueError:
+            continue
+        bounds = _bounds(spec, spec)
+        set_by = (
+            next(((place, back) for holds, back in HELD for place, x in bounds.items() if x == holds(trial)), None)
+            for trial in trials
         )
-        for path in parts
-    }
-    # What goes when one part goes is of that part.
-    guilty = [path for path in parts if unsaid_of(without[path]) is not None] or list(parts)
-    said = {path: f"{path}={expression(alone.weight or alone.criteria[0])}" for path, alone in parts.items()}
-    found = []
-    for path in guilty:
-        reasons = unsaid_of(parts[path])
-        place = "weight" if path == "weight" else "criteria[0]"
-        if reasons is None:
-            found.append(f"{said[path]} has no setting")
-        else:
-            found += [path + reason.removeprefix(place) for reason in reasons if reason.startswith(place)]
-    together = " and ".join(said[path] for path in (guilty if len(guilty) > 1 else parts))
-    return found or [f"{together} have no settings together"]
+        made.append(Template(config, spec, tuple(set_by), _kinds(spec)))
+    return tuple(made)
+
+
+def _kinds(spec: Spec) -> Counter[object]:
+    """What a Spec is made of, apart from its bounds; its parts count more than their fields."""
+    plain = _plain(spec)
+    parts = [_kind(plain.weight), *((c.stat, c.over, c.reduce) for c in plain.criteria)]
+    of_parts = [(name, getattr(c, name)) for c in plain.criteria for name in ("when", "drop", "of")]
+    of_parts += [("normalize", plain.weight and plain.weight.normalize)]
+    return Counter(
+        [*parts * 3, *of_parts, *((name, getattr(plain, name)) for name in ("rejected", "nonfinite", "sums_over"))]
+    )
+
+
+def _test(criterion: Criterion) -> tuple[object, ...]:
+    return tuple(getattr(criterion, name) for name in ("stat", "over", "reduce", "when", "drop", "of"))
+
+
+def _bounds(spec: Spec, like: Spec) -> dict[Place, float | None]:
+    """The bounds of a Spec, by the places that its parts, or those most similar to them, have in another one."""
+    parts: dict[int, Weight | Criterion] = {} if spec.weight is None else {-1: spec.weight}
+    left = list(spec.criteria)
+    for place, criterion in enumerate(like.criteria):
+        same = [c for alike in (6, 2, 1) for c in left if _test(c)[:alike] == _test(criterion)[:alike]]
+        if same:
+            parts[place] = same[0]
+            left.remove(same[0])
+    found: dict[Place, float | None] = {}
+    for place, part in parts.items():
+        for side, number in (("lower", part.low), ("upper", part.high)):
+            rule = getattr(part, side)
+            found[place, side] = rule.below if isinstance(rule, MeanBelow) else number
+    return found
+
+
+# --- what a framework does not say of a Spec ---
 
 
 def _cannot(framework: str, reasons: Iterable[str]) -> str:

@@ -18,7 +18,7 @@ from ...specs.surrogate import Surrogate
 from ...specs.surrogates import GSPO, PPO, SAPO, Reinforce
 from ...specs.terms import KL, KLKind, Mean
 from ...specs.validate import not_negative, number, one_of, positive
-from ..shared.preset import LEVELS, level_of, masked, presets
+from ..shared.preset import HIGH, LEVELS, LOW, masked, presets
 from ..shared.recipe import (
     BOTH,
     BYPASS,
@@ -274,24 +274,18 @@ def read(given: Given) -> Spec:
 PLACE = "trainer.algorithm.off_policy_correction"
 
 
-def write(spec: Spec) -> dict[str, Any]:
-    """Write the block `off_policy_correction`."""
-    made: dict[str, Any] = dict.fromkeys(("tis_ratio_type", "sequence_mask_metric", *[*OF_SPEC][-4:]))
-    level = None if spec.weight is None else level_of(spec.weight)
-    if spec.weight is not None and level in TIS_LEVELS:
-        made["tis_ratio_type"] = level
-        if spec.weight.high is not None:
-            made[f"{level}_tis_ratio_clip_high"] = spec.weight.high
-    for criterion in (c for c in spec.criteria if c.stat == "ratio"):
-        low, high = criterion.low, criterion.high
-        if criterion.over == "token" and criterion.drop == "sequence":
-            made |= {"outlier_token_is_threshold_low": low, "outlier_token_is_threshold_high": high}
-        elif criterion.over == "token" and None not in (low, high):
-            made |= {"token_mask_is_threshold_low": low, "token_mask_is_threshold_high": high}
-        for metric, (reduce, prefix, _) in SEQUENCE_MASKS.items():
-            if criterion.over == "sequence" and criterion.reduce == reduce and high is not None:
-                made |= {"sequence_mask_metric": metric, f"{prefix}_mask_low": low, f"{prefix}_mask_high": high}
-    return made
+OUTLIER = {"outlier_token_is_threshold_low": LOW, "outlier_token_is_threshold_high": HIGH}
+TOKEN_MASK = {"token_mask_is_threshold_low": LOW, "token_mask_is_threshold_high": HIGH}
+WRITTEN = (
+    ({"tis_ratio_type": None}, *({"tis_ratio_type": x, f"{x}_tis_ratio_clip_high": HIGH} for x in TIS_LEVELS)),
+    (
+        {"sequence_mask_metric": None},
+        {"sequence_mask_metric": "geometric", "geo_mask_low": LOW, "geo_mask_high": HIGH},
+        {"sequence_mask_metric": "product", "product_mask_low": LOW, "product_mask_high": HIGH},
+    ),
+    (dict.fromkeys(OUTLIER), OUTLIER),
+    (dict.fromkeys(TOKEN_MASK), TOKEN_MASK),
+)
 
 
 TYPES = ("regular", "dual_clip", "gspo", "sapo", "cispo", "rollout_is", "dppo", "importance_sampling")

@@ -19,7 +19,7 @@ from ...specs.loss import Loss
 from ...specs.surrogate import Surrogate
 from ...specs.surrogates import GSPO
 from ...specs.terms import KL, KLKind, KLWeight
-from ..shared.preset import LEVELS, gated, is_off_policy, level_of, masked, off_policy, presets, truncated
+from ..shared.preset import HIGH, LEVELS, LOW, Alternatives, gated, masked, off_policy, presets, truncated
 from ..shared.recipe import (
     BOTH,
     DECOUPLED,
@@ -155,62 +155,27 @@ CLIPPED = ("grpo", "ppo", "reinforce_plus_plus", "reinforce_plus_plus_baseline")
 settings = partial(given_in, rows=FLAGS | MIS, whole=WHOLE)
 
 
-# What is written for a function of the framework's: with its examples, of slime 624b824.
-PATHS = {
-    "tis": None,
-    "icepop": "slime.backends.megatron_utils.loss.icepop_function",
-    "mis": "examples.train_infer_mismatch_helper.mis.compute_mis_weights_with_cp",
-}
+def written(icepop: str, mis: str) -> Alternatives:
+    """Return the flags that can be written, with the paths of two functions; those of mis.yaml go with the second."""
+    levels, path = tuple(LEVELS), "custom_tis_function_path"
+    clips = {"use_tis": True, path: (None, icepop), "tis_clip_low": LOW, "tis_clip": HIGH}
+    weight = {"use_tis": True, path: mis, "tis_level": levels, "tis_batch_normalize": (False, True)}
+    modes = {"tis_mode": "truncate"}, {"tis_mode": ("clip", "mask"), "tis_lower_bound": LOW}
+    tests = {"use_rs": True, "rs_level": levels, "rs_lower_bound": LOW, "rs_upper_bound": HIGH}
+    of_mis = (
+        weight | {"tis_upper_bound": HIGH} | mode | test
+        for mode in modes
+        for test in ({"use_rs": False}, tests | {"rs_veto_threshold": (None, LOW)})
+    )
+    opsm = {"use_opsm": True, "opsm_delta": HIGH, "use_rollout_logprobs": (False, True)}
+    return ({"use_tis": False}, clips, *of_mis), ({"use_opsm": False}, opsm)
 
 
-def write(spec: Spec) -> dict[str, Any]:
-    """Write the flags by their names in `args`, those of mis.yaml among them where its function is needed."""
-    opsm = next((c for c in spec.criteria if is_off_policy(c)), None)
-    others = [c for c in spec.criteria if c is not opsm]
-    made: dict[str, Any] = {"use_tis": spec.weight is not None, "use_opsm": opsm is not None}
-    if opsm is not None:
-        made |= {"opsm_delta": opsm.high, "use_rollout_logprobs": opsm.of == "new/rollout"}
-    weight = spec.weight
-    if weight is None:
-        return made
-    plain = weight.over == "token" and weight.normalize is None
-    if plain and not others:
-        return made | {"custom_tis_function_path": PATHS["tis"]} | _clips(weight)
-    if plain and spec.rejected == "zero" and (weight.low, weight.high) == (None, None):
-        return made | {"custom_tis_function_path": PATHS["icepop"]} | _clips(others[0])
-    return made | {"custom_tis_function_path": PATHS["mis"]} | _mis(weight, others)
-
-
-def _clips(bounds: Weight | Criterion) -> dict[str, Any]:
-    return {"tis_clip_low": bounds.low or 0.0} | ({} if bounds.high is None else {"tis_clip": bounds.high})
-
-
-def _mis(weight: Weight, criteria: list[Criterion]) -> dict[str, Any]:
-    level = level_of(weight)
-    veto = next((c for c in criteria if c.drop == "sequence"), None)
-    tested = [c for c in criteria if c is not veto]
-    bounds: Weight | Criterion = weight
-    mode = "clip" if weight.low else "truncate"
-    if weight.low is None and weight.high is None:
-        mode = "mask"
-        bounds = next((c for c in tested if level_of(c) == level), weight)
-        tested = [c for c in tested if c is not bounds]
-    made = {
-        "tis_level": level,
-        "tis_mode": mode,
-        "tis_batch_normalize": weight.normalize == "batch",
-        "use_rs": bool(tested),
-        **_pair("tis", bounds),
-    }
-    if tested:
-        made |= {"rs_level": level_of(tested[0]), **_pair("rs", tested[0])}
-        made["rs_veto_threshold"] = None if veto is None else veto.low
-    return made
-
-
-def _pair(name: str, bounds: Weight | Criterion) -> dict[str, Any]:
-    found = {f"{name}_lower_bound": bounds.low or 0.0}
-    return found if bounds.high is None else found | {f"{name}_upper_bound": bounds.high}
+# With slime's own functions and its examples, of slime 624b824.
+WRITTEN = written(
+    icepop="slime.backends.megatron_utils.loss.icepop_function",
+    mis="examples.train_infer_mismatch_helper.mis.compute_mis_weights_with_cp",
+)
 
 
 def read(given: Given) -> Spec:

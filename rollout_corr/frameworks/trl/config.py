@@ -17,7 +17,7 @@ from ...specs.surrogate import Surrogate
 from ...specs.surrogates import GMPO, GPG, GSPO, PPO, SAPO, VESPO, Score
 from ...specs.terms import KL, Mean
 from ...specs.validate import one_of
-from ..shared.preset import LEVELS, PRESETS, Row, is_off_policy, level_of, off_policy, presets
+from ..shared.preset import HIGH, LEVELS, LOW, PRESETS, Alternatives, Mark, Row, off_policy, presets
 from ..shared.recipe import (
     BOTH,
     BYPASS,
@@ -187,9 +187,9 @@ class Trainer:
     table: Mapping[str, Any] = field(default_factory=lambda: TABLE)
     levels: tuple[str, ...] = ("token", "sequence")  # its ratios, as presets call them
     named: Mapping[str, Any] = field(default_factory=dict)  # defaults of its recipes by name that are others
-    # The settings of the bounds: the argument of a preset, and the side of a weight or criterion.
-    bounds: Mapping[str, tuple[str, str]] = field(
-        default_factory=lambda: {CLIP_MAX: ("clip_max", "high"), CLIP_MIN: ("clip_min", "low")}
+    # The settings of the bounds: the argument of a preset, and the number that it takes.
+    bounds: Mapping[str, tuple[str, Mark]] = field(
+        default_factory=lambda: {CLIP_MAX: ("clip_max", HIGH), CLIP_MIN: ("clip_min", LOW)}
     )
     dapo_high: float | None = None  # `epsilon_high` of loss_type dapo, if not `epsilon`
     kl_clamp: float | None = None  # the largest value of the KL
@@ -248,20 +248,12 @@ class Trainer:
         bounds = {argument: given[setting] for setting, (argument, _) in self.bounds.items()}
         return self._loss(given["loss_type"], given, bounds)
 
-    def write(self, spec: Spec) -> dict[str, Any]:
-        """Write `vllm_importance_sampling_*` and `off_policy_mask_threshold`."""
-        opsm = next((c for c in spec.criteria if is_off_policy(c)), None)
-        gate = next((c for c in spec.criteria if c is not opsm), None)
-        made: dict[str, Any] = {
-            CORRECTION: spec.weight is not None,
-            "off_policy_mask_threshold": None if opsm is None else opsm.high,
-        }
-        level = None if spec.weight is None else level_of(spec.weight)
-        if spec.weight is None or level not in self.levels:
-            return made
-        bounds: Weight | Criterion = spec.weight if gate is None else gate
-        made[MODE] = f"{level}_{'truncate' if gate is None else 'mask'}"
-        return made | {setting: getattr(bounds, side) for setting, (_, side) in self.bounds.items()}
+    @property
+    def written(self) -> Alternatives:
+        """What can be written: `vllm_importance_sampling_*` and `off_policy_mask_threshold`."""
+        modes = tuple(f"{level}_{way}" for level in self.levels for way in ("truncate", "mask"))
+        corrects = {CORRECTION: True, MODE: modes, **{setting: mark for setting, (_, mark) in self.bounds.items()}}
+        return ({CORRECTION: False}, corrects), ({"off_policy_mask_threshold": (None, HIGH)},)
 
 
 TRL = Trainer("trl")
@@ -271,7 +263,7 @@ TRL.register(
     {"vespo": {MODE: unchecked("token_truncate")}},
     {"vespo": f"{MODE} token_truncate or token_mask; {GLOBAL}"},
 )
-settings, read, recipe, write = TRL.settings, TRL.read, TRL.recipe, TRL.write
+settings, read, recipe, WRITTEN = TRL.settings, TRL.read, TRL.recipe, TRL.written
 # AsyncGRPOTrainer clips the ratio of trainer to engine and corrects nothing else.
 named_recipe(
     "trl.iw_opd", GPG(), (), "advantages a * rc.early_token_weights(a, gamma=0.5), where a = ref_logp - rollout_logp"

@@ -14,7 +14,7 @@ from ...specs.loss import Loss
 from ...specs.surrogates import PPO
 from ...specs.terms import KL, Mean
 from ...specs.validate import not_negative, number, one_of, wrong_type, wrong_value
-from ..shared.preset import LEVELS, level_of, presets
+from ..shared.preset import HIGH, LEVELS, LOW, Alternatives, presets
 from ..shared.recipe import BOTH, DECOUPLED, GLOBAL, KL_KINDS, Named, Recipe, named_recipe, of_presets, penalty
 from ..shared.settings import (
     Block,
@@ -169,6 +169,23 @@ TABLE: dict[str, Any] = {
 OF_ALL_LOSSES = ("ignore_idx", "mode", "chunk_size", "loss_reduction")
 
 
+BOUNDS = [HIGH, LOW]
+OF_WEIGHT = {"rollout_is_level": tuple(LEVELS), "rollout_is_threshold": BOUNDS}
+OF_VETO = {"rollout_is_veto_threshold": BOUNDS, "rollout_is_veto_negative_adv_only": (False, True)}
+WRITTEN: Alternatives = (
+    (
+        {"rollout_is_threshold": None},
+        OF_WEIGHT | {"rollout_is_mode": ("truncate", "mask")},
+        OF_WEIGHT | {"rollout_is_mode": "both", "rollout_is_mask_threshold": BOUNDS},
+    ),
+    (
+        {},
+        OF_VETO | {"rollout_is_veto_level": ("max", "geometric")},
+        OF_VETO | {"rollout_is_veto_level": "kl3", "rollout_is_veto_threshold": [HIGH, 0.0]},
+    ),
+)
+
+
 def settings(config: object) -> Given:
     """Find a loss configuration, which may be held as `loss_cfg`, or `RolloutImportanceSampling` alone."""
     given = fields_of(config)
@@ -183,49 +200,6 @@ def settings(config: object) -> Given:
 def read(given: Given) -> Spec:
     """Read `rollout_is`."""
     return spec(**given["rollout_is"])
-
-
-def write(spec: Spec) -> dict[str, Any]:
-    """Write a `RolloutImportanceSampling`."""
-    weight = spec.weight
-    if weight is None:
-        return {"rollout_is_threshold": None}
-    level = level_of(weight)
-    vetoes = [c for c in spec.criteria if c.stat == "k3" or c.drop == "sequence" or c.when != "any"]
-    masks = [c for c in spec.criteria if c not in vetoes and c.stat == "ratio"]
-    if level != "geometric" or len(masks) > 1:
-        # A test of the geometric mean is the mask of a geometric weight, else a veto.
-        vetoes += [c for c in masks if level_of(c) == "geometric"][level == "geometric" :]
-    mask = next((c for c in masks if c not in vetoes and level_of(c) == level), None)
-    bounded = _written(weight)
-    made: dict[str, Any] = {
-        "rollout_is_level": level,
-        "rollout_is_mode": "truncate" if mask is None else "both" if bounded else "mask",
-        "rollout_is_threshold": bounded or (None if mask is None else _written(mask)),
-        "rollout_is_mask_threshold": None if mask is None else _written(mask),
-    }
-    return made | (_written_veto(vetoes) if vetoes else {})
-
-
-def _written(bounds: Weight | Criterion) -> list[float] | None:
-    return None if bounds.high is None else [bounds.high, bounds.low or 0.0]
-
-
-def _written_veto(vetoes: list[Criterion]) -> dict[str, Any]:
-    first, level = vetoes[0], "max"
-    threshold = _written(first)
-    if first.stat == "k3":
-        level = "kl3"
-    elif first.reduce == "mean":
-        level = "geometric"
-    elif len(vetoes) == 2:
-        upper = max(vetoes, key=lambda c: c.high is not None).high
-        threshold = None if upper is None else [upper, min(vetoes, key=lambda c: c.low is None).low or 0.0]
-    return {
-        "rollout_is_veto_threshold": threshold,
-        "rollout_is_veto_level": level,
-        "rollout_is_veto_negative_adv_only": first.when == "negative_advantage",
-    }
 
 
 # --- the whole loss ---
