@@ -11,7 +11,6 @@ import triton.language as tl
 
 from ..correct.decide import Leftover, decide, zero_rejected
 from ..correct.decide import finish as finish_correction
-from ..correct.units import REJECTED, WEIGHTLESS, weightless_of
 from ..gather import UnitTotals, gather_slots, integer, plain, slot_tables, slots_of
 from ..partials import Partials, add, add_up_part, entry, is_last, name_of, put_extrema, rows_left, sum_of_rows
 from ..tiles import Extents, edge, either
@@ -77,7 +76,7 @@ def extremum_of(totals: UnitTotals, SPEC: tl.constexpr, name: tl.constexpr) -> t
 )  # fmt: skip
 def close_kernel(
     numbers: tl.tensor, spec_numbers: tl.tensor, advantages: tl.tensor, offsets: tl.tensor, counts: tl.tensor,
-    integers: tl.tensor, floats: tl.tensor, peaks: tl.tensor, keep_out: tl.tensor, states: tl.tensor,
+    integers: tl.tensor, floats: tl.tensor, peaks: tl.tensor, keep_out: tl.tensor,
     inners: tl.tensor, gradient: tl.tensor, sequence_sums: tl.tensor, sequence_maxima: tl.tensor,
     token_sums: tl.tensor, token_maxima: tl.tensor, part_sums: tl.tensor, part_maxima: tl.tensor, counter: tl.tensor,
     given: tl.tensor, value: tl.tensor, divisor: tl.tensor, rest: tl.tensor, statistics: tl.tensor,
@@ -102,15 +101,12 @@ def close_kernel(
         out = Partials(sequence_sums, sequence_maxima)
         tables = slot_tables(counts, integers, floats, peaks)
         totals = gather_slots(tables, first_slot, slot_count, slots, SPEC, SHAPE)
-        keep, _, nonfinite, _ = decide(totals, either(advantages, counts), sequence, known, out, counts, spec_numbers,
+        keep, _, _, _ = decide(totals, either(advantages, counts), sequence, known, out, counts, spec_numbers,
                                        (owner,), SPEC, SHAPE, False)  # fmt: skip
         add_up_loss(totals, either(inners, value), sequence, known, keep if SPEC.rejects_from_loss else known, out,
                     PLAN, SPEC)  # fmt: skip
         rejected = known & (keep == 0)
-        first = tl.where(share == 0, known, False)
-        state = tl.where(rejected, REJECTED, 0) | tl.where(weightless_of(keep, nonfinite, SPEC), WEIGHTLESS, 0)
-        tl.store(keep_out + sequence, keep.to(tl.int8), mask=first)
-        tl.store(states + sequence, state, mask=first)
+        tl.store(keep_out + sequence, keep.to(tl.int8), mask=tl.where(share == 0, known, False))
     else:
         k = program - sequence_programs * shares
         add_up_part(k, token_sums, token_maxima, part_sums, part_maxima, token_programs, part, SPEC)

@@ -50,7 +50,6 @@ class StepFound:
     flags: Tensor | None  # see `launch.LossFound`
     statistics: Tensor  # float64
     keep: Tensor  # [S] bool
-    states: Tensor  # [S] int32, the bits of `correct.units`
 
 
 class StepOperation(Operation):
@@ -137,14 +136,13 @@ def prepare(given: StepOperands, spec: Spec, objective: Objective) -> tuple[Step
         flags=None,
         statistics=empty(operation.statistics, dtype=torch.float64),
         keep=empty(sequences, dtype=torch.bool),
-        states=empty(sequences, dtype=torch.int32),
     )
     found.flags = flags_for(operation.skips, found.gradient, grid)
     tensors = dict(zip(STRIDED, strided, strict=True)) | {
         "offsets": offsets, "given": given.divisor, "numbers": operation.numbers.read(),
         "spec_numbers": operation.spec_numbers.read(), "gradient": found.gradient, "inners": found.inners,
         "value": found.value, "divisor": found.divisor, "rest": found.rest, "flags": found.flags,
-        "statistics": found.statistics, "keep_out": found.keep, "states": found.states,
+        "statistics": found.statistics, "keep_out": found.keep,
     }  # fmt: skip
     for name, x in zip(CONTIGUOUS, others, strict=True):
         tensors[name] = None if x is None else x.contiguous()
@@ -197,4 +195,4 @@ def prepare_settled(given: StepOperands, spec: Spec, objective: Objective) -> tu
     sums = len(names_of(spec)[0])
     found, more = prepare_loss(loss, objective, (decided.statistics, sums), settled)
     done = found.value, found.gradient, found.inners, found.divisor, found.rest, found.flags, found.statistics
-    return StepFound(*done, decided.keep, decided.states), (*launches, *more)
+    return StepFound(*done, decided.keep), (*launches, *more)

@@ -103,11 +103,10 @@ def use_of(spec: Spec, use: WeightUse, rejected: str, trainer: str, engine: str,
 
 
 class Step(NamedTuple):
-    """The result of a step: the loss, whose statistics hold the correction's, and what is known of sequences."""
+    """The result of a step: the loss, whose statistics hold the correction's, and which sequences are kept."""
 
     loss: LossResult
     keep: Tensor  # [S] bool
-    states: Tensor  # [S] int32, bits that `settled` takes
 
 
 def run_step(task: LossTask, correction: OpenBatch, spec: Spec, use: WeightUse, rejected: str) -> Step:
@@ -117,7 +116,7 @@ def run_step(task: LossTask, correction: OpenBatch, spec: Spec, use: WeightUse, 
     loss = LossResult(
         found.value, found.gradient, found.inners, found.divisor, found.rest, found.statistics, True, True, found.flags
     )
-    return Step(loss, found.keep, found.states)
+    return Step(loss, found.keep)
 
 
 class Unsettled:
