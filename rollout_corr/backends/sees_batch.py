@@ -28,9 +28,6 @@ if TYPE_CHECKING:
 INCREMENT = 0x9E3779B97F4A7C15 - 2**64
 MIXES = ((30, 0xBF58476D1CE4E5B9 - 2**64), (27, 0x94D049BB133111EB - 2**64), (31, 1))
 
-# Bits of a fraction.
-FRACTION = 38
-
 # Exponentials are at most 1 and multiples of 1 / GRID_OF_GROUPS: room for 2^21 sequences of a group.
 GRID_OF_GROUPS = 2.0**42
 
@@ -84,7 +81,7 @@ class WholeBatch:
         here = [limb.sum() for limb in self._limbs(x)]
         whole, fraction, count = self._ranks.sum(torch.stack([*here, self._count])).unbind()
         # Between 0 and 1 the fraction is exact, however the sum was made.
-        whole, fraction = whole + (fraction >> FRACTION), fraction & (2**FRACTION - 1)
+        whole, fraction = whole + fraction // GRID_OF_FRACTION, fraction % GRID_OF_FRACTION
         return ((whole.double() + fraction.double() / GRID_OF_FRACTION) / count.clamp(min=1)).to(x.dtype)
 
     def largest(self, x: Tensor, among: Tensor, count: Tensor) -> Tensor:

@@ -21,10 +21,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..definition.sequences import Flattened, Packed, Rows
+from ..definition.tokens import GRID_OF_FRACTION
 from ..metrics.collectives import Pending, all_reduce
-
-# A float64 sum is its whole part and two fractions of 38 bits.
-GRID = 2.0**38
 
 # Ranks are counted in 20 bits: NaN in the lowest, then inf, then -inf.
 COUNTED = 20
@@ -170,13 +168,16 @@ def apart(here: Tensor, rank: int, ranks: int) -> Tensor:
 
 
 def to_limbs(x: Tensor, ranks: int) -> Tensor:
-    """[..., S] float64 as [4, ..., S] int64, such that `ranks` of them add up without overflow."""
+    """[..., S] float64 as [4, ..., S] int64, such that `ranks` of them add up without overflow.
+
+    A sum is its whole part and two fractions of 38 bits; the last limb counts what is not finite.
+    """
     largest = 2.0**62 / ranks
     finite = torch.where(x.isfinite(), x, 0.0).clamp(-largest, largest)
     whole = finite.trunc()
-    fraction = (finite - whole) * GRID
+    fraction = (finite - whole) * GRID_OF_FRACTION
     high = fraction.trunc()
-    low = ((fraction - high) * GRID).round()
+    low = ((fraction - high) * GRID_OF_FRACTION).round()
     broken = x.isnan().long() + (x == torch.inf).long() * 2**COUNTED + (x == -torch.inf).long() * 2 ** (2 * COUNTED)
     return torch.stack([whole.long(), high.long(), low.long(), broken])
 
@@ -184,7 +185,7 @@ def to_limbs(x: Tensor, ranks: int) -> Tensor:
 def from_limbs(limbs: Tensor) -> Tensor:
     """The sum, NaN and infinite as a sum of floats would be."""
     whole, high, low = limbs[:3].double()
-    total = whole + (high + low / GRID) / GRID
+    total = whole + (high + low / GRID_OF_FRACTION) / GRID_OF_FRACTION
     for place, value in enumerate((torch.nan, torch.inf, -torch.inf)):
         some = (limbs[3] >> (place * COUNTED)) % 2**COUNTED > 0
         total = torch.where(some, total + value, total)

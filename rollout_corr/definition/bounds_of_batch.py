@@ -23,12 +23,10 @@ from ..specs.bounds_of_batch import WEIGHT, Before, Counting, KeepESS, OfBatch, 
 from ..specs.correction import Criterion, Weight
 from ..specs.statistics import log_bound
 from .bounds import Bound
+from .tokens import GRID_OF_FRACTION
 
 # Beyond every log-ratio, which LARGEST_CLAMP bounds.
 BEYOND_CLAMP = 42.0
-
-# The fraction of an amount is a multiple of 1 / GRID.
-GRID = 2**38
 
 # From the end that a side keeps: what turns its order into an ascending one.
 SIGN: dict[Side, float] = {"upper": 1.0, "lower": -1.0}
@@ -156,10 +154,10 @@ def _sums(rule: Counting, x: Tensor, some: Tensor, start: Tensor, ends: Tensor) 
     if amount is None:
         return None
     whole = amount.floor()
-    parts = torch.stack((whole.long(), ((amount - whole) * GRID).round().long()))
+    parts = torch.stack((whole.long(), ((amount - whole) * GRID_OF_FRACTION).round().long()))
     running = torch.nn.functional.pad(parts.cumsum(1), (1, 0))
     whole, fraction = running[:, ends] - running[:, start]
-    return whole + fraction // GRID
+    return whole + fraction // GRID_OF_FRACTION
 
 
 def float32_above(x: Tensor) -> Tensor:

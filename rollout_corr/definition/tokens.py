@@ -25,7 +25,7 @@ from .turns import Turns
 # Sums that decide are integer sums, so that order cannot matter. D: one limb on a 2^-28 grid, saturated at 2^10, which
 # leaves room for 2^25 tokens a sequence. Other statistics: two limbs, whole part (saturated at 2^37) and fraction.
 GRID_OF_D, LARGEST_D = 2.0**28, 2.0**10
-GRID_OF_FRACTION, LARGEST_STATISTIC = 2.0**38, 2.0**37
+GRID_OF_FRACTION, LARGEST_STATISTIC = 2**38, 2.0**37
 
 # exp of a mean log-prob (a perplexity) is capped, so that log-probs of -1e10 leave it finite.
 LARGEST_LOG_PERPLEXITY = 500.0
