@@ -144,8 +144,8 @@ AGGREGATES: list[Aggregate] = [
     ends_of_column("log_ppl_diff", "gap"),
     Aggregate((), ("max_abs_sum_d",), "measured", of_all=lambda s: s.ends("size")[:1]),
     # Weights, over tokens and over sequences. Of token weights a sequence has the mean.
-    of_column("raw", ("measured", "ratio"), _weighted, sum_of_weight("ratio")),
-    of_column("weight", ("measured", "weight"), _weighted, sum_of_weight("weight")),
+    of_column("raw", ("measured", "ratio"), _weighted, sum_of_weight("ratio", "excess")),
+    of_column("weight", ("measured", "weight"), _weighted, sum_of_weight("weight", "weight_excess")),
     of_column("sequence_raw", "ratio", _weighted),
     of_column("sequence_raw2", ("ratio", "ratio"), _weighted),
     of_column("sequence_raw_around_one2", ("excess", "excess"), _weighted),

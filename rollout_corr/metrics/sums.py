@@ -229,12 +229,17 @@ def by_weight(f: Findings, by: Sums) -> tuple[Reducer, Tensor | None]:
     )
 
 
-def sum_of_weight(field: str) -> OfTokens:
-    """The formula of the sum of a field of `Weighing` over tokens."""
+def sum_of_weight(field: str, excess: str) -> OfTokens:
+    """The formula of the sum of a field of `Weighing` over tokens; `excess` is the field less 1.
+
+    The sum is of what the squares are of, or the variance of equal weights would be what rounding leaves between the
+    two: of squares around 1 from 1/2 on, of plain squares below.
+    """
 
     def formula(f: Findings, by: Sums) -> tuple[Number]:
-        here, counted = by_weight(f, by)
-        return (here.sum(getattr(f.weighing, field), counted),)
+        (here, counted), weight = by_weight(f, by), getattr(f.weighing, field)
+        wide = torch.where(weight < 0.5, weight.double(), getattr(f.weighing, excess).double() + 1.0)
+        return (here.sum(wide, counted),)
 
     return formula
 

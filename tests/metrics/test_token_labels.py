@@ -103,6 +103,16 @@ def test_one_label_for_all_has_the_metrics_of_the_batch():
         compare_some(found, out.metrics(), spec, margin(), (seed, spec))
 
 
+@pytest.mark.parametrize("weight", [rc.Weight.token(), rc.Weight.token(upper=3.0), rc.Weight.product()], ids=str)
+def test_weights_of_a_label_with_one_token_have_no_spread(weight):
+    logp = torch.linspace(-1.0, 0.5, 40).view(4, 10)
+    batch = rc.Batch(labels={"token": rc.Labels(torch.arange(40).view(4, 10), 40)})
+    found = rc.correct(logp, torch.zeros_like(logp), batch, spec=rc.Spec(weight)).metrics(by="token")
+    spreads = [value for name, value in found.items() if name.endswith(("/weight_std", "/weight_raw_std"))]
+    # The root of what float64 leaves between a square and the square of a mean.
+    assert len(spreads) >= 40 and max(spreads) <= 1e-7
+
+
 def test_a_turn_has_a_label():
     for seed, layout in enumerate(("packed", "padded_right", "list", "jagged", "packed_row")):
         sequences = random_sequences(seed)
