@@ -278,7 +278,9 @@ def _run(request: LossRequest, corrected: tuple[OpenBatch, Spec] | None) -> Poli
         if request.loss.entropy_bonus is not None:
             value = value + bonus_of(request, request.loss.entropy_bonus, task, found.divisor).to(value.dtype)
         if inner is None:
-            statistics = statistics_of_entropy(request.entropy.detach(), batch).join(statistics)
+            statistics = statistics_of_entropy(request.entropy.detach(), batch, request.given.batch.ranks).join(
+                statistics
+            )
     if inner is None:
         mask = mask_back(batch, _within(batch, task.trains)) if ready.joined is None else ready.joined
         unused = tensors.rollout is not None and task.weights is None and task.trains is None

@@ -124,7 +124,7 @@ def _finished(result: Result, batch: OpenBatch, spec: Spec, groups: Ranks) -> Re
     if batch.mask is None and batch.offsets is None and groups.sequence is None:
         result.statistics = count_padded(result.statistics, batch, spec)
     if batch.entropy is not None:
-        result.statistics = statistics_of_entropy(batch.entropy, batch, result.statistics)
+        result.statistics = statistics_of_entropy(batch.entropy, batch, groups, result.statistics)
     if batch.has_ages:
         if result.weights is not None and spec.weight is not None and spec.weight.decay is not None:
             # A version that is newer than the current one does not raise its weight.
@@ -214,9 +214,22 @@ def mask_back(batch: OpenBatch, edited: Tensor | None) -> Any:
     return batch.restore(whole.inside(batch))
 
 
-def statistics_of_entropy(entropy: Tensor, batch: OpenBatch, beside: Statistics | None = None) -> Statistics:
-    """Append the statistics of entropy, in the shape of the batch, to those of a correction, or make them alone."""
-    sums, maxima = entropy_of(entropy.to(batch.dtype), batch.train.to(batch.dtype), *whole.sequences_of(batch))
+def statistics_of_entropy(
+    entropy: Tensor, batch: OpenBatch, groups: Ranks, beside: Statistics | None = None
+) -> Statistics:
+    """Append the statistics of entropy, in the shape of the batch, to those of a correction, or make them alone.
+
+    Ranks that share sequences add up the sums of each: one more all-reduce.
+    """
+    tokens = entropy.to(batch.dtype), batch.train.to(batch.dtype)
+    if groups.sequence is None:
+        sums, maxima = entropy_of(*tokens, *whole.sequences_of(batch), True)
+    else:
+        sequences, valid = whole.split_sequences_of(batch, groups.sequence)
+        entropy_of(*tokens, sequences, valid, True)
+        sequences.start("entropy: the sums of each sequence")
+        sequences.wait()
+        sums, maxima = entropy_of(*tokens, sequences, valid, groups.first())
     if beside is None:
         return Statistics(None, torch.cat([sums, maxima]), extra=Extra(entropy=True))
     return beside.beside(Extra(entropy=True), sums, maxima)

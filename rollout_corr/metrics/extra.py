@@ -209,14 +209,19 @@ def divisors_of(mean: Tensor, divides: Tensor, counts: Tensor) -> tuple[Tensor, 
 
 
 def entropy_of(
-    entropy: Tensor, train_logp: Tensor, sequences: Sequences, valid: Tensor | None
+    entropy: Tensor, train_logp: Tensor, sequences: Sequences, valid: Tensor | None, first: bool
 ) -> tuple[Tensor, Tensor]:
-    """Take the statistics of entropies, per token; `valid` is bool per token, None: all are."""
+    """Take the statistics of entropies, per token; `valid` is bool per token, None: all are.
+
+    Of the ranks that share sequences only the `first` adds what is of whole sequences.
+    """
     finite = entropy.isfinite()
     counted, broken = (finite, ~finite) if valid is None else (finite & valid, ~finite & valid)
     counts = [torch.count_nonzero(which) for which in (counted, broken)]
     paired = counted & train_logp.isfinite()
     gap = select(paired, entropy + train_logp).double()
     n, e = sequences.sum_integers(paired).double(), sequences.sum(gap)
-    of_gap = gap.sum(), gap.square().sum(), torch.count_nonzero(paired), (e * e).sum(), (n * e).sum(), (n * n).sum()
-    return _numbers([select(counted, entropy).sum(dtype=torch.float64), *counts, *of_gap], entropy, counted)
+    of_gap = gap.sum(), gap.square().sum(), torch.count_nonzero(paired)
+    of_sequences = [x.sum() if first else x.new_zeros(()) for x in (e * e, n * e, n * n)]
+    of_tokens = select(counted, entropy).sum(dtype=torch.float64), *counts
+    return _numbers([*of_tokens, *of_gap, *of_sequences], entropy, counted)

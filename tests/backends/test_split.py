@@ -16,8 +16,9 @@ from builders.kernel_cases import INTERPRETED
 from builders.launches import key
 from builders.rounding import near
 from builders.same_bits import assert_same_results, assert_same_statistics, outcome
-from builders.split_cases import SPECS, WAYS, cases, lockstep, outcomes
+from builders.split_cases import SPECS, WAYS, cases, lockstep, outcomes, picked, tokens_of
 from builders.strategies import sequences, specs
+from builders.threaded_ranks import Rank, Ranks
 from rollout_corr.backends.split import from_limbs, to_limbs
 from rollout_corr.kernels import grid, launches
 from rollout_corr.kernels.grid import Shape
@@ -56,6 +57,23 @@ def test_tokens_outside_are_counted_where_they_lie():
     found = lockstep(batch, rc.Spec(), "zigzag", 3, torch.float32, "packed_gaps")
     gap = lay_out([], "packed_gaps", torch.float32).mask.numel()
     assert found[3].metrics()["tokens_outside"] == 3 * gap
+
+
+def test_an_entropy_gap_of_a_sequence_is_of_the_tokens_of_all_ranks():
+    batch = random_sequences(3, (5, 4, 0, 6))
+
+    def measured(laid, **more):
+        return laid.correct(rc.Spec(), entropy=laid.external["entropy"], **more).statistics
+
+    def of_rank(rank):
+        held = tokens_of(batch, "zigzag", 2, rank)
+        laid = lay_out(picked(batch, held), "packed", torch.float32)
+        return measured(laid, sequence_group=Rank(rank=rank, ranks=2))
+
+    found = rc.Statistics.sum(Ranks(2).run(of_rank)).metrics_async().values()
+    wanted = measured(lay_out(batch, "packed", torch.float32)).metrics_async().values()
+    for name in (name for name in wanted if name.startswith("entropy_gap")):
+        assert wanted[name] != 0.0 and found[name] == near(wanted[name], torch.float32), name
 
 
 def test_sums_travel_to_the_nearest_76th_bit():
