@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 # Tables that a pass over tokens fills, in the order of its accumulators.
-RECORDED = ("token_sums", "floats", "counts", "integers", "peaks", "exponents", "token_maxima")
+RECORDED = ("token_sums", "floats", "counts", "integers", "peaks", "token_maxima")
 
 # Counts of slots share words of 32 bits: a thread has at most 64 tokens of a tile, so each fits into 8 bits.
 COUNTS_OF_WORD, BITS, LARGEST_COUNT = tl.constexpr(4), tl.constexpr(8), tl.constexpr(0xFF)
@@ -65,11 +65,6 @@ class Tables:
         return 0
 
     @property
-    def exponents(self) -> tuple[str, ...]:
-        """The sums of logarithms that a pass keeps as a product, and its power of two apart."""
-        return ("log_cosh",) if "log_cosh" in self.token_sums and not self.double else ()
-
-    @property
     def recorded(self) -> tuple[tuple[str, str], ...]:
         """Every accumulator of a pass over tokens as (table, column), in order."""
         found = [(table, name) for table in RECORDED for name in getattr(self, table)]
@@ -103,7 +98,7 @@ def place_of(plan: Tables, table: str, name: str) -> int:
 @triton.constexpr_function
 def is_of_slots(plan: Tables, place: int) -> bool:
     """Return whether an accumulator is of slots and not of the batch."""
-    return plan.recorded[place][0] not in ("token_sums", "exponents", "token_maxima")
+    return plan.recorded[place][0] not in ("token_sums", "token_maxima")
 
 
 @triton.constexpr_function
@@ -165,25 +160,6 @@ def is_extremum(plan: Tables, place: int) -> bool:
 
 
 @triton.constexpr_function
-def is_product(plan: Tables, place: int) -> bool:
-    """Return whether a sum of logarithms is kept as a product."""
-    return plan.recorded[place][0] == "token_sums" and plan.recorded[place][1] in plan.exponents
-
-
-@triton.constexpr_function
-def exponents_of(plan: Tables, place: int) -> int:
-    """Find the accumulator of the powers of two of a product; -1 for all else."""
-    return plan.recorded.index(("exponents", plan.recorded[place][1])) if is_product(plan, place) else -1
-
-
-@triton.constexpr_function
-def product_of(plan: Tables, place: int) -> int:
-    """Find the product whose powers of two are here; -1 for all else."""
-    table, name = plan.recorded[place]
-    return plan.recorded.index(("token_sums", name)) if table == "exponents" else -1
-
-
-@triton.constexpr_function
 def is_count(plan: Tables, place: int) -> bool:
     """Return whether a sum counts tokens of the batch."""
     table, name = plan.recorded[place]
@@ -206,12 +182,6 @@ def quantum_of(plan: Tables, place: int) -> float | None:
 
 
 @triton.constexpr_function
-def is_distance(plan: Tables, place: int) -> bool:
-    """Return whether a maximum is of distances in units of the last place: int32, and 0 of nothing."""
-    return plan.recorded[place] == ("token_maxima", "max_ulps")
-
-
-@triton.constexpr_function
 def is_wide(plan: Tables, place: int) -> bool:
     """Return whether a sum over tokens is float64: of values far from 0 that differ little from each other."""
     name = plan.recorded[place][1].rpartition("/")[2]
@@ -228,7 +198,7 @@ def is_of_loss(plan: Tables, place: int) -> bool:
 def kind_of(plan: Tables, place: int) -> tl.dtype:
     """Choose the dtype of an accumulator."""
     table = plan.recorded[place][0]
-    if table in ("counts", "exponents") or is_distance(plan, place):
+    if table == "counts":
         return tl.int32
     if quantum_of(plan, place) is not None:
         return tl.int64 if plan.recorded[place][1] in SQUARED else tl.int32
@@ -243,7 +213,7 @@ def kind_of(plan: Tables, place: int) -> tl.dtype:
 @triton.constexpr_function
 def start_of(plan: Tables, place: int) -> float:
     """Choose the value from which an accumulator starts."""
-    if not is_extremum(plan, place) or is_distance(plan, place):
+    if not is_extremum(plan, place):
         return 0
     # Of keys that of -inf. The smallest integer is the key of a NaN, and a program may skip every step.
     kind = kind_of(plan, place)

@@ -16,21 +16,17 @@ from .accumulators import (
     counts_equal,
     counts_more_than_equal,
     counts_others,
-    exponents_of,
     first_of,
     first_of_word,
     is_added,
     is_count,
-    is_distance,
     is_extremum,
     is_measured,
     is_of_slots,
-    is_product,
     kept_of,
     kind_of,
     one_of,
     place_of,
-    product_of,
     quantum_of,
     start_of,
 )
@@ -40,17 +36,13 @@ from .tokens import (
     GRID_OF_FRACTION,
     LARGEST_D,
     LARGEST_STATISTIC,
-    LN_2,
     has,
     is_finite,
     key_of,
-    log1p,
     named,
     of_key,
     over_lanes,
-    product_less_one,
     size,
-    without_powers,
 )
 
 # --- one step ---
@@ -218,11 +210,6 @@ def with_batch(kept: tl.tuple, found: tl.tuple, PLAN: tl.constexpr) -> tl.tuple:
     for place in tl.static_range(size(PLAN, "recorded")):
         if is_of_slots(PLAN, place):
             more = more + (kept[place],)
-        elif is_product(PLAN, place):
-            more = more + (without_powers(product_less_one(kept[place], found[place]))[0],)
-        elif product_of(PLAN, place) >= 0:
-            product = product_less_one(kept[product_of(PLAN, place)], found[product_of(PLAN, place)])
-            more = more + (kept[place] + found[place] + without_powers(product)[1],)
         else:
             more = more + (joined(kept[place], found[place].to(kind_of(PLAN, place)), is_extremum(PLAN, place)),)
     return more
@@ -342,11 +329,7 @@ def put_batch(kept: tl.tuple, sums: tl.tensor, maxima: tl.tensor, PLAN: tl.const
 def total_of(kept: tl.tuple, place: tl.constexpr, PLAN: tl.constexpr) -> tl.tensor:
     """Add an accumulator of the batch up over the lanes."""
     x = kept[place]
-    if is_product(PLAN, place):
-        powers = tl.sum(kept[exponents_of(PLAN, place)], 0)
-        rest = log1p(0.25 * tl.reduce(x, 0, product_less_one))
-        return 0.5 * (rest.to(tl.float64) + powers.to(tl.float64) * LN_2)
-    elif quantum_of(PLAN, place) is not None:
+    if quantum_of(PLAN, place) is not None:
         if x.dtype == tl.int64:
             # Squares: at most 2^48 each, 2^54 per lane; taking 1 off that changes float64 by its last bit at most.
             x = tl.minimum(x, (1 << 54) - 1)
@@ -366,9 +349,7 @@ def total_of(kept: tl.tuple, place: tl.constexpr, PLAN: tl.constexpr) -> tl.tens
 def largest_of(kept: tl.tuple, place: tl.constexpr, PLAN: tl.constexpr) -> tl.tensor:
     """Find the largest that an accumulator of the batch has in any lane."""
     x = tl.max(kept[place], 0)
-    if is_distance(PLAN, place):
-        return x
-    elif quantum_of(PLAN, place) is not None:
+    if quantum_of(PLAN, place) is not None:
         # 0 at tokens that are not measured, recognized by D.
         none = tl.max(kept[place_of(PLAN, "token_maxima", "max_d")], 0) == float("-inf")
         return tl.where(none, float("-inf"), x.to(tl.float64) * quantum_of(PLAN, place))

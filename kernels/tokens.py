@@ -22,7 +22,6 @@ LARGEST_D = tl.constexpr(2.0**10)
 GRID_OF_FRACTION = tl.constexpr(2.0**38)
 LARGEST_STATISTIC = tl.constexpr(2.0**37)
 LARGEST_LOG_PERPLEXITY = tl.constexpr(500.0)
-LN_2 = tl.constexpr(math.log(2.0))
 LARGEST_SQUARED = tl.constexpr(2.0**60)
 NAN_KEY_32 = tl.constexpr(0x7FC00000)
 NAN_KEY_64 = tl.constexpr(0x7FF8000000000000)
@@ -154,26 +153,6 @@ def k3_in_full(d: tl.tensor, PLAN: tl.constexpr) -> tl.tensor:
 
 
 @triton.jit
-def exponential_of_negative(x: tl.tensor, k3: tl.tensor, PLAN: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
-    """Compute e^-x - 1 and e^-x - 1 + x, sharing most of the work with `exponential` of x.
-
-    k3: e^x - 1 - x.
-    """
-    if PLAN.double:
-        k3 = k3_of(-x, tl.exp(-x))
-        return k3 - x, k3
-    else:
-        twos, power, rest, factor = powers(x)
-        square = rest * rest
-        # e^r + e^-r - 2 = 2 (r^2/2! + r^4/4! + r^6/6! + ...), the last coefficient raised for r^8.
-        both = tl.fma(square, constant(x, 2.0 * over_factorial(6) * 1.0019), constant(x, 2.0 * over_factorial(4)))
-        both = tl.fma(both * square, square, square)
-        power = (0x7F000000 - power).to(tl.float32, bitcast=True)
-        minus_one = tl.fma(power, both - tl.fma(factor, square, rest), power - 1.0)
-        return minus_one, tl.where(twos == 0.0, both - k3, minus_one + x)
-
-
-@triton.jit
 def powers(x: tl.tensor) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
     """Split float32 x into n ln 2 + r, |r| <= ln 2 / 2; give n, the bits of 2^n, r and (e^r - 1 - r) / r^2.
 
@@ -186,20 +165,6 @@ def powers(x: tl.tensor) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
     rest = tl.fma(twos, constant(x, -0.693359375), x)
     rest = tl.fma(twos, constant(x, 2.12194440e-4), rest)
     return twos, shifted.to(tl.int32, bitcast=True) << 23, rest, series(rest, 7)
-
-
-@triton.jit
-def product_less_one(x: tl.tensor, y: tl.tensor) -> tl.tensor:
-    """Compute 4 ((1 + x/4) (1 + y/4) - 1) without cancellation for x, y >= 0."""
-    return tl.fma(x, tl.fma(y, constant(y, 0.25), constant(y, 1.0)), y)
-
-
-@triton.jit
-def without_powers(x: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
-    """Split float32 1 + x/4 into 2^n (1 + y/4), 0 <= y < 4; give y and n."""
-    bits = tl.fma(x, constant(x, 0.25), constant(x, 1.0)).to(tl.int32, bitcast=True)
-    less = (0x7F000000 - (bits & 0x7F800000)).to(tl.float32, bitcast=True)
-    return tl.fma(x, less, tl.fma(less, constant(x, 4.0), constant(x, -4.0))), (bits >> 23) - 127
 
 
 @triton.jit
@@ -228,13 +193,6 @@ def k3_of(d: tl.tensor, e: tl.tensor) -> tl.tensor:
 def expm1(x: tl.tensor) -> tl.tensor:
     """Compute e^x - 1 in float64."""
     return x + k3_of(x, tl.exp(x))
-
-
-@triton.jit
-def log1p(x: tl.tensor) -> tl.tensor:
-    """Compute log(1 + x) for x >= 0 without cancellation: what 1 + x rounds away is divided out again."""
-    grown = 1.0 + x
-    return tl.where(grown == 1.0, x, tl.log(grown) * (x / tl.where(grown == 1.0, 1.0, grown - 1.0)))
 
 
 @triton.jit

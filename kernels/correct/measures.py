@@ -14,22 +14,17 @@ from ..sums import record, record_extrema
 from ..tokens import (
     LARGEST_D,
     LARGEST_STATISTIC,
-    LN_2,
     constant,
     expm1,
     exponential,
-    exponential_of_negative,
     is_finite,
     limited,
-    log1p,
     named,
     number,
     of_criterion,
     perplexity,
     probability,
-    product_less_one,
     within,
-    without_powers,
 )
 from .steps import Pair
 
@@ -39,8 +34,6 @@ BINS = tl.constexpr(512)
 FIRST_BIN = tl.constexpr((127 - 24) << 3)
 # The ends of what has bins of its own: the first bin takes what is smaller, the last what is larger.
 SMALLEST_BINNED, LARGEST_BINNED = tl.constexpr(2.0**-24), tl.constexpr(240.0)
-# Up to this clamp the product of cosh(D / 2)^2 over 4 tokens of a thread, and of what is kept of others, is finite.
-LARGEST_PRODUCT = tl.constexpr(22.0)
 
 
 class Ratio(NamedTuple):
@@ -108,7 +101,7 @@ def measure_ages(found: tl.tuple, age: tl.tensor, valid: tl.tensor, PLAN: tl.con
 
 @triton.jit
 def measure_probabilities(found: tl.tuple, pair: Pair, PLAN: tl.constexpr) -> tl.tuple:
-    """Record the statistics of detail="full", except for the histogram."""
+    """Record the statistics of probabilities; plain torch takes the others of detail="full", but for the histogram."""
     measured = pair.measured
     # 0 at tokens that are not measured, whose log-probs are 0.
     p, q = probability(pair.base), probability(pair.logp)
@@ -129,63 +122,9 @@ def measure_probabilities(found: tl.tuple, pair: Pair, PLAN: tl.constexpr) -> tl
 
 
 @triton.jit
-def measure_ulps(found: tl.tuple, pair: Pair, PLAN: tl.constexpr) -> tl.tuple:
-    """Record the largest distance of the two log-probs in units of the last place of float32."""
-    one, other = place_among_floats(pair.logp), place_among_floats(pair.base)
-    # Without a sign: numbers of unequal sign may be further apart than int32 holds.
-    apart = tl.maximum(one, other).to(tl.uint32, bitcast=True) - tl.minimum(one, other).to(tl.uint32, bitcast=True)
-    apart = tl.minimum(apart, 0x7FFFFFFF).to(tl.int32, bitcast=True)
-    if PLAN.nonfinite == "propagate":
-        apart = tl.where(pair.finite, apart, 0)
-    return record(found, PLAN, "token_maxima", "max_ulps", apart)
-
-
-@triton.jit
-def place_among_floats(x: tl.tensor) -> tl.tensor:
-    """Number float32 from the smallest to the largest, both zeros 0."""
-    bits = x.to(tl.float32).to(tl.int32, bitcast=True)
-    return tl.where(bits < 0, -0x80000000 - bits, bits)
-
-
-@triton.jit
-def measure_fillers(found: tl.tuple, pair: Pair, PLAN: tl.constexpr) -> tl.tuple:
-    """Count tokens whose policies are far apart, one of their log-probs being exactly 0 or -1."""
-    # |D| has been computed for other statistics.
-    far = tl.abs(limited(pair.d, -LARGEST_D, LARGEST_D, PLAN)) > 1.0
-    filled = far & ((pair.logp == 0.0) | (pair.logp == -1.0))
-    found = record(found, PLAN, "token_sums", "tokens_train_filled", tl.where(filled, 1.0, 0.0).to(pair.d.dtype))
-    filled = far & ((pair.base == 0.0) | (pair.base == -1.0))
-    return record(found, PLAN, "token_sums", "tokens_rollout_filled", tl.where(filled, 1.0, 0.0).to(pair.d.dtype))
-
-
-@triton.jit
 def less_one(p: tl.tensor) -> tl.tensor:
     """Compute p - 1, rounded as float32 is, in units of 2^-24."""
     return tl.fma(p, constant(p, 16777216.0), constant(p, -16777216.0)).to(tl.int32)
-
-
-@triton.jit
-def measure_divergences(
-    found: tl.tuple, ratio: Ratio, d: tl.tensor, clamp: tl.tensor, PLAN: tl.constexpr
-) -> tl.tuple:  # fmt: skip
-    """Record the statistics of detail="full" that take D and -D alike; log cosh(D / 2) as a product, but in float64."""
-    excess, k3 = exponential_of_negative(ratio.log_ratio, ratio.k3, PLAN)
-    found = record(found, PLAN, "token_sums", "k3_back", k3)
-    both = ratio.k3 + k3
-    if PLAN.double:
-        found = record(found, PLAN, "token_sums", "log_cosh", 0.5 * log1p(0.25 * both))
-    else:
-        powers = tl.zeros_like(both).to(tl.int32)
-        if clamp > LARGEST_PRODUCT:
-            both, powers = without_powers(both)
-        found = record(found, PLAN, "exponents", "log_cosh", tl.sum(tl.sum(powers, 2), 0))
-        both = tl.reduce(tl.reduce(both, 2, product_less_one), 0, product_less_one)
-        found = record(found, PLAN, "token_sums", "log_cosh", both)
-    found = record(found, PLAN, "token_sums", "factor", tl.maximum(excess, ratio.excess))
-    # |D| has been computed for other statistics.
-    most = tl.where(clamp > LN_2, LN_2, float("inf")).to(d.dtype)
-    beyond = tl.abs(limited(d, -LARGEST_D, LARGEST_D, PLAN)) > most
-    return record(found, PLAN, "token_sums", "tokens_beyond_2", tl.where(beyond, 1.0, 0.0).to(d.dtype))
 
 
 @triton.jit

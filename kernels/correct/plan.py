@@ -126,11 +126,8 @@ class Plan(Tables):
         if light or self.double or criterion_count > MOST_CRITERIA:
             return None
         if self.full and not self.packed:
-            # With all columns 192 spill 16 bytes on sm_100; with few 120 are taken without a cap.
+            # With all columns 168 spill 72 bytes on sm_80; with few 120 are taken without a cap.
             return 200 if columns > MOST_COLUMNS and self.nonfinite != "propagate" else None
-        if self.full and self.weighs == "token":
-            # Of packed sequences 168 spill 48 bytes on sm_90 and 60 on sm_100.
-            return 184
         many = self.full or columns > MOST_COLUMNS or (self.packed and self.advantages is not None)
         if many:
             return 168

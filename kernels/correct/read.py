@@ -58,11 +58,8 @@ from .measures import (
     Ratio,
     count_bins,
     measure_ages,
-    measure_divergences,
-    measure_fillers,
     measure_probabilities,
     measure_tokens,
-    measure_ulps,
     measure_weights,
     weight_of,
 )
@@ -139,9 +136,6 @@ def correct_tokens(
     found = measure_tokens(found, pair, ratio, clamp, PLAN)
     if PLAN.full:
         found = measure_probabilities(found, pair, PLAN)
-        found = measure_ulps(found, pair, PLAN)
-        found = measure_fillers(found, pair, PLAN)
-        found = measure_divergences(found, ratio, pair.d, clamp, PLAN)
         count_bins(context.histogram, pair.d, pair.finite if PLAN.nonfinite == "propagate" else pair.measured, PLAN)
     weight = tl.full(pair.d.shape, 1.0, pair.d.dtype)
     if PLAN.weighs == "token":

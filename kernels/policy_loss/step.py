@@ -168,7 +168,7 @@ def correction_of(given: StepOperands, spec: Spec) -> CorrectOperands:
 def settled_plan(spec: Spec, device: torch.device, **of_batch: Any) -> tuple[Plan, Upload]:
     """Make the plan of a pass that weighs and tests tokens again, once sequences are decided about; and its numbers."""
     plan = plan_of(spec, double=False, writes_mask=False, edits_mask=spec.edits_mask, **of_batch)
-    columns = *[name for name in RECORDED if name != "exponents"], "sequence_sums", "sequence_maxima"
+    columns = *RECORDED, "sequence_sums", "sequence_maxima"
     nothing: dict[str, Any] = dict.fromkeys(columns, ())
     return replace(plan, **nothing, settled=True), upload_of(tuple(numbers_of_spec(spec, False).values()), device)
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ..definition.tokens import KeptMass, compute_dtype
-from ..metrics import schema
+from ..metrics import aggregates, schema
 from ..metrics.extra import Extra
 from ..metrics.statistics import Statistics
 from ..specs.caches import cached, registered
@@ -107,7 +107,7 @@ def why_not(device: torch.device) -> str | None:
 def run_fused(batch: OpenBatch, spec: Spec) -> Result:
     """Run the kernels on a batch: directly, or as the operator where something has to see that.
 
-    The kernels know no labels: statistics of these are the definition's.
+    The kernels know no labels and not all of detail="full": statistics of these are the definition's.
     """
     result = _run_fused(batch, spec)
     if batch.labels:
@@ -122,16 +122,18 @@ def _run_fused(batch: OpenBatch, spec: Spec) -> Result:
     if is_operator(operands):
         *of_operator, _ = operands_of(batch, spec, True)
         found = OPERATORS.correct(*of_operator, *encoded_once(spec))
-        weights, mask, keep, statistics, keep_turns = found
+        weights, mask, keep, vector, keep_turns = found
+        statistics = Statistics(spec, vector)
         return Result(
             weights if spec.returns_weights else None,
             mask if writes_mask(spec, batch.mask, batch.offsets) else None,
             keep,
-            Statistics(spec, statistics),
+            # On the CPU the operator is the reference, which leaves nothing.
+            statistics if batch.train.device.type == "cpu" else whole.diagnosed(statistics, batch, spec),
             None if batch.turns is None else keep_turns,
         )
     made: CorrectFound = launcher().run(beside_tokens(operands), spec, (batch.weights_out, batch.mask_out))
-    statistics = Statistics(spec, made.statistics)
+    statistics = whole.diagnosed(Statistics(spec, made.statistics), batch, spec)
     return Result(made.weights, made.mask, made.keep, statistics, made.keep_turns, made.mean, made.ages)
 
 
@@ -234,8 +236,9 @@ def results_of(
     found = first_call.results(
         keep=(keep, None), keep_turns=(keep_turns, None), mask=(mask, None), weights=(weights, 0.0)
     )
-    names = [name for part in schema.layout(spec) for name in part]
-    values = dict(zip(names, vector.tolist(), strict=True))
+    every = [name for part in schema.layout(spec) for name in part]
+    values = dict(zip(every, vector.tolist(), strict=True))
+    names = [name for name in every if not any(name in side for side in aggregates.DIAGNOSED)]
     if values["tokens_nonfinite"] and spec.nonfinite == "propagate":
         return found
     return found | first_call.statistics(values, {name: _size_of(name, values) for name in names})

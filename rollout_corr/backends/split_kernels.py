@@ -13,6 +13,7 @@ from ..kernels.correct.launch import prepare
 from ..kernels.grid import current
 from ..metrics.statistics import Statistics
 from ..specs.correction import Spec
+from . import whole
 from .batch import OpenBatch, Result
 from .operators import operands_of
 from .registration import beside_tokens
@@ -48,7 +49,7 @@ def start_kernels(batch: OpenBatch, spec: Spec, group: Any) -> tuple[Callable[[]
                 found.parts_of_turns.settle()
             for launch in launches[2:]:
                 launch.run()
-        statistics = Statistics(spec, found.statistics)
+        statistics = whole.diagnosed(Statistics(spec, found.statistics), batch, spec)
         return Result(found.weights, found.mask, found.keep, statistics, found.keep_turns, ages=found.ages)
 
     return exchanged.done, complete

@@ -5,7 +5,8 @@ There are no blocks and no compaction, because both need values. CPU tensors go 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,12 +16,14 @@ from ..definition.bounds import OPEN
 from ..definition.correction import Advantages
 from ..definition.findings import Operands, evaluate
 from ..definition.sequences import Flattened, Packed, Rows, Sequences
-from ..definition.tokens import policies, read_tokens
+from ..definition.tokens import Policies, policies, read_tokens
 from ..definition.turns import Turns, turns_within
 from ..definition.weights import kept_tokens
+from ..metrics import aggregates, schema
 from ..metrics.all_sequences import AllSequences
 from ..metrics.collect import Collector, LabelCollector
 from ..metrics.labels import Labeled
+from ..metrics.statistics import Statistics
 from ..specs.correction import Spec
 from .batch import OpenBatch, Result
 from .turns import sequence_offsets
@@ -123,6 +126,14 @@ def advantages_of(batch: OpenBatch, given: Tensor, sequences: Sequences) -> Adva
     return Advantages(sequences.spread(given).expand(batch.train.shape), given)
 
 
+def policies_of(batch: OpenBatch, pairs: Mapping[str, Policies]) -> dict[str, Policies]:
+    """The log-probs of every D in the dtype that computes, over the kept set."""
+    dtype = batch.dtype
+    mass = None if batch.mass is None else batch.mass.each(lambda log: log.to(dtype))
+    others = {of: (one.to(dtype), other.to(dtype)) for of, (one, other) in pairs.items()}
+    return policies((batch.train.to(dtype), batch.rollout.to(dtype)), others, mass)
+
+
 def run_whole(batch: OpenBatch, spec: Spec) -> Result:
     """Correct all sequences at once."""
     return _result(batch, spec, *sequences_of(batch))
@@ -135,6 +146,21 @@ def statistics_of_labels(batch: OpenBatch, spec: Spec, labeled: tuple[Labeled, .
     collector.take(found)
     bounds = OPEN if found.weighing is None else found.weighing.bounds
     return collector.found(AllSequences(found.facts, 0.0, spec, False, bounds))
+
+
+def diagnosed(statistics: Statistics, batch: OpenBatch, spec: Spec) -> Statistics:
+    """Fill in what kernels leave of the statistics of detail="full"."""
+    if spec.detail != "full":
+        return statistics
+    sequences, valid = sequences_of(batch)
+    tokens = read_tokens(*policies_of(batch, {})["train/rollout"], valid, sequences, spec)
+    parts: list[Tensor] = []
+    given = statistics.sums, statistics.maxima
+    made = zip(given, schema.layout(spec), aggregates.DIAGNOSED, aggregates.diagnosis_of(tokens), strict=True)
+    for vector, names, own, found in made:
+        first = names.index(own[0])
+        parts += [vector[:first], found, vector[first + found.shape[0] :]]
+    return replace(statistics, vector=torch.cat(parts))
 
 
 def start_split(batch: OpenBatch, spec: Spec, group: Any) -> tuple[Callable[[], bool], Callable[[], Result]]:
@@ -156,10 +182,7 @@ def start_split(batch: OpenBatch, spec: Spec, group: Any) -> tuple[Callable[[], 
 
 def operands_of(batch: OpenBatch, spec: Spec, sequences: Rows | Packed | Split, valid: Tensor | None) -> Operands:
     """All tokens of a batch as the definition takes them."""
-    dtype = batch.dtype
-    pairs = {of: (one.to(dtype), other.to(dtype)) for of, (one, other) in batch.pairs.items()}
-    mass = None if batch.mass is None else batch.mass.each(lambda log: log.to(dtype))
-    every = policies((batch.train.to(dtype), batch.rollout.to(dtype)), pairs, mass)
+    every = policies_of(batch, batch.pairs)
     turns = None if batch.turns is None else turns_of(batch, sequences, valid)
     read = {of: read_tokens(*two, valid, sequences, spec, turns) for of, two in every.items()}
     return Operands(

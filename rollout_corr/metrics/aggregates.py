@@ -8,6 +8,7 @@ tokens it is taken of the batch and of every label, through `Sums`.
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import chain
 from typing import Literal, NamedTuple
 
 import torch
@@ -24,7 +25,7 @@ from . import turns as of_turns
 from .all_sequences import AllSequences, OfColumns
 from .formulas import exp
 from .rows import Aggregate, At, always, both_ends, ends_of_column, of_column, over_tokens, total
-from .sums import OfTokens, Reducer, Sums, by_weight, squares_of_weight, sum_of_weight
+from .sums import OfBatch, OfTokens, Reducer, Sums, by_weight, squares_of_weight, sum_of_weight
 
 # The log of a ratio of 2.
 LOG_2 = 0.6931471805599453
@@ -232,33 +233,64 @@ def _probabilities(f: Findings, by: Sums) -> tuple[Number, ...]:
     return by.sum(p), by.sum(q), by.squares(p), by.squares(q), by.sum(p * q), by.sum(gap), largest
 
 
-def _ulps(f: Findings, by: Sums) -> tuple[Number, ...]:
-    finite = f.tokens.d.isfinite() if f.tokens.propagate else None
-    apart = ulps(select(finite, f.tokens.train), select(finite, f.tokens.rollout)).clamp(max=MOST_ULPS)
+def _ulps(tokens: Tokens, by: Sums) -> tuple[Number, ...]:
+    finite = tokens.d.isfinite() if tokens.propagate else None
+    apart = ulps(select(finite, tokens.train), select(finite, tokens.rollout)).clamp(max=MOST_ULPS)
     largest, _ = by.ends(apart.double(), None)
     return (tensor_of(largest).clamp(min=0.0),)
 
 
-def _fillers(f: Findings, by: Sums) -> tuple[Number, ...]:
-    far = f.tokens.size > FAR
-    return tuple(by.count(far & ((x == 0.0) | (x == -1.0))) for x in (f.tokens.train, f.tokens.rollout))
+def _fillers(tokens: Tokens, by: Sums) -> tuple[Number, ...]:
+    far = tokens.size > FAR
+    return tuple(by.count(far & ((x == 0.0) | (x == -1.0))) for x in (tokens.train, tokens.rollout))
 
 
-def _divergences(f: Findings, by: Sums) -> tuple[Number, ...]:
-    d = f.tokens.clamped()
+def _divergences(tokens: Tokens, by: Sums) -> tuple[Number, ...]:
+    d = tokens.clamped()
     reverse = k3(-d)
     # log cosh(D / 2), where cosh D - 1 is half the sum of the two k3: nothing cancels next to D = 0.
-    js = (0.25 * (f.tokens.k3 + reverse)).log1p().mul_(0.5)
-    error = torch.where(d < 0.0, reverse - d, f.tokens.excess)
+    js = (0.25 * (tokens.k3 + reverse)).log1p().mul_(0.5)
+    error = torch.where(d < 0.0, reverse - d, tokens.excess)
     return by.sum(reverse), by.sum(js), by.sum(error), by.count(d.abs() > LOG_2)
+
+
+class Diagnosis(NamedTuple):
+    """Statistics that plain torch takes of the tokens of every backend; with detail="full" alone."""
+
+    sums: tuple[str, ...]
+    maxima: tuple[str, ...]
+    of: Callable[[Tokens, Sums], tuple[Number, ...]]
+
+    def row(self) -> Aggregate:
+        """Make its row, to which every rank of `Ranks.sequence` adds its own tokens."""
+        return Aggregate(self.sums, self.maxima, "diagnosis", _full, lambda f, by: self.of(f.tokens, by), local=True)
+
+
+DIAGNOSES = (
+    Diagnosis((), ("max_ulps",), _ulps),
+    Diagnosis(("tokens_train_filled", "tokens_rollout_filled"), (), _fillers),
+    Diagnosis(("k3_back", "log_cosh", "factor", "tokens_beyond_2"), (), _divergences),
+)
+# Their names, sums and maxima.
+DIAGNOSED = tuple(
+    tuple(chain(*parts)) for parts in ([one.sums for one in DIAGNOSES], [one.maxima for one in DIAGNOSES])
+)
+
+
+def diagnosis_of(tokens: Tokens) -> tuple[Tensor, Tensor]:
+    """The sums and the maxima of `DIAGNOSES`, float64, of the tokens of a batch that kernels have measured."""
+    by, sums, maxima = OfBatch(tokens.d), [], []
+    for one in DIAGNOSES:
+        found = [tensor_of(x).double() for x in one.of(tokens, by)]
+        sums += found[: len(one.sums)]
+        maxima += found[len(one.sums) :]
+    return torch.stack(sums), torch.stack(maxima)
 
 
 # After the criteria's rows. The histogram of D has one sum for each bin; schema.py places it.
 FULL = [
     Aggregate(("p", "q", "p2", "q2", "pq", "abs_prob_diff"), ("max_abs_prob_diff",), "tokens", _full, _probabilities),
-    Aggregate((), ("max_ulps",), "tokens", _full, _ulps),
-    Aggregate(("tokens_train_filled", "tokens_rollout_filled"), (), "tokens", _full, _fillers),
-    Aggregate(("k3_back", "log_cosh", "factor", "tokens_beyond_2"), (), "tokens", _full, _divergences),
+    *(one.row() for one in DIAGNOSES),
 ]
 
 

@@ -33,7 +33,7 @@ NOTHING: Numbered = ({}, {})
 class Plan(NamedTuple):
     """All that statistics under a Spec are taken by."""
 
-    of_blocks: Rows  # the rows at "tokens" and "blocks"
+    of_blocks: Rows  # the rows at "tokens", "diagnosis" and "blocks"
     of_units: dict[At, Rows]  # those at other places
     sums: tuple[str, ...]
     maxima: tuple[str, ...]
@@ -44,14 +44,14 @@ def plan_of(spec: Spec) -> Plan:
     """Make the plan of a Spec, which every call fetches once."""
     units: tuple[At, ...] = ("sequences", "measured", "turns", "measured turns", "call")
     return Plan(
-        Rows.of(rows_at(spec, "tokens", "blocks")),
+        Rows.of(rows_at(spec, "tokens", "diagnosis", "blocks")),
         {place: Rows.of(rows_at(spec, place)) for place in units},
         *schema.layout(spec),
     )
 
 
 def of_block(findings: Findings, rows: Rows, ready: Numbered) -> Numbered:
-    """Sums and maxima of some whole sequences by rows at "tokens" and "blocks", 0-d each; "histogram" is [512].
+    """Sums and maxima of some whole sequences by the rows of blocks, 0-d each; "histogram" is [512].
 
     Rows whose statistics are ready are not taken.
     """

@@ -22,12 +22,13 @@ Column = str | tuple[str, str]
 
 # Where statistics are taken:
 # "tokens": in every block, over its tokens. Each rank of `Ranks.sequence` adds those of the tokens that it holds.
+# "diagnosis": likewise, by plain torch behind every backend.
 # "blocks": in every block, over its turns or sequences, each counted by its tokens.
 # "sequences": once a call, over all sequences; "measured": over those with a measured token alone.
 # "turns", "measured turns": likewise over turns.
 # "call": once a call.
 # The first rank of `Ranks.sequence` alone adds what is taken over whole sequences.
-At = Literal["tokens", "blocks", "sequences", "measured", "turns", "measured turns", "call"]
+At = Literal["tokens", "diagnosis", "blocks", "sequences", "measured", "turns", "measured turns", "call"]
 
 # Tells from a Spec if it needs a statistic.
 When = Callable[[Any], bool]

@@ -32,12 +32,16 @@ def columns_of(spec: Spec, names: Sequence[str] | None = None) -> Columns:
     """All statistics without the histogram, the native ones first in each stretch; `names` as in `aggregates_of`."""
     names = [criterion.label for criterion in spec.criteria] if names is None else names
     rows = aggregates.aggregates_of(spec, tuple(names))
-    of_tokens, of_sequences = ([row for row in rows if (row.at == "tokens") == here] for here in (True, False))
+    late = [row for row in rows if row.at == "diagnosis"]
+    of_tokens = [row for row in rows if row.at == "tokens"]
+    of_sequences = [row for row in rows if row.at not in ("tokens", "diagnosis")]
     native = Columns(
         token_sums=tuple(name for row in of_tokens for name in row.sums),
         sequence_sums=tuple(name for row in of_sequences for name in row.sums),
+        call_sums=tuple(name for row in late for name in row.sums),
         token_maxima=tuple(name for row in of_tokens for name in row.maxima),
         sequence_maxima=tuple(name for row in of_sequences for name in row.maxima),
+        call_maxima=tuple(name for row in late for name in row.maxima),
     )
     return native.joined(peers.columns(spec, names))
 
@@ -175,11 +179,15 @@ def of_whole_sequences(
     Each is from its first place to before its last. What `extra` holds besides labels is not among them.
     """
     columns = columns_of(spec)
-    here = {name for row in aggregates.aggregates_of(spec) if row.local for name in row.sums} | peers.local_sums(spec)
+    here = [row for row in aggregates.aggregates_of(spec) if row.local]
+    local_sums = {name for row in here for name in row.sums} | peers.local_sums(spec)
+    local_maxima = {name for row in here for name in row.maxima}
     sums, maxima = (
         _stretches([name not in local for name in names])
         for names, local in zip(
-            layout(spec), ({*columns.token_sums, *HISTOGRAM, *here}, {*columns.token_maxima}), strict=True
+            layout(spec),
+            ({*columns.token_sums, *HISTOGRAM, *local_sums}, {*columns.token_maxima, *local_maxima}),
+            strict=True,
         )
     )
     for labels in () if extra is None else extra.labels:

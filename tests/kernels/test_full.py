@@ -1,8 +1,6 @@
-"""The columns of detail="full" where they are kept as integers and as a product: at the ends of their ranges."""
+"""The columns of detail="full", which are kept as integers, and what plain torch adds: at the ends of their ranges."""
 
 from __future__ import annotations
-
-import math
 
 import pytest
 import torch
@@ -26,12 +24,10 @@ def _logp(size: float, above: float = 0.0) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("train", "rollout", "clamp"),
     [
-        (_logp(90), _logp(91), 40.0), (_logp(60), _logp(61), 22.0), (_logp(60), _logp(61), 23.0),
-        (_logp(3), _logp(4), 0.25), (_logp(3), _logp(4), math.log(2.0)), (_logp(3, 2.0), _logp(4, 2.0), 20.0),
+        (_logp(90), _logp(91), 40.0), (_logp(3), _logp(4), 0.25), (_logp(3, 2.0), _logp(4, 2.0), 20.0),
         (_logp(1, -200.0), _logp(2, -200.0), 20.0), (-torch.zeros(SHAPE), torch.zeros(SHAPE), 20.0),
     ],
-    ids=["products_overflow", "products_just_fit", "clamp_23", "clamp_below_2", "clamp_2", "above_0", "improbable",
-         "negative_zero"],
+    ids=["far_apart", "small_clamp", "above_0", "improbable", "negative_zero"],
 )  # fmt: skip
 def test_columns_of_full_detail_at_the_ends_of_their_ranges(train, rollout, clamp):
     mask = torch.zeros(SHAPE, dtype=torch.bool)
