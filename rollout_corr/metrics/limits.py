@@ -130,6 +130,57 @@ NOT_WARNED = {"logratio_abs_mean", "sequence_chi2_train_rollout", "sequence_log_
 
 BY_KEY = {limit.key: limit for limit in LIMITS}
 
+# --- the bounds of the doctor's causes
+
+# k3 of a healthy engine stays below the first. Two engines, or old and new weights, that differ in a healthy run are
+# worth a warning beyond the second, else a note. Older weights and low precision stay below the third.
+HEALTHY_K3 = BY_KEY["kl_rollout_train_k3"].watch
+MATTERS_K3, BROKEN_K3 = 0.1 * HEALTHY_K3, 2.0 * BY_KEY["kl_rollout_train_k3"].alarm
+
+# A group of tokens is suspect if its mean |D| is GROUP_TIMES that of equally likely tokens and at least GROUP_MATTERS
+# nats. First tokens beyond the third are other tokens; below, it may be the text.
+GROUP_TIMES, GROUP_MATTERS, SURELY_OTHER = 2.0, 5e-3, 10.0
+
+# |D| of first tokens is carried by at least so many, (sum |D|)^2 / sum D^2: the samples of one prompt begin alike, and
+# a router that takes another expert there moves them all. Of turns they are this share too, up to the last number: a
+# temperature in a few sequences moves their first tokens most.
+STARTS_FEWEST, STARTS_SHARE, STARTS_MOST = 10, 0.15, 30.0
+
+# Tokens that one policy calls impossible are no outliers if they are so many, and this share of all.
+IMPOSSIBLE_FEWEST, IMPOSSIBLE_SHARE = 5, 1e-3
+
+# Where less than half of the sequences are scaled, they are at least so many and the logarithm of their factor deviates
+# by at most this. Under a temperature the log-probs of sure tokens are nearly multiples too, by a factor that varies.
+SCALED_FEWEST, SCALED_ALIKE = 4, 0.02
+
+# A slope is away from 0 if it is so many standard errors away, and at least this. The groups that are far off are left
+# out of it; a mean of ratios has a heavy tail. A mean is positive by so many, where something else is sure.
+SLOPE_ERRORS, SLOPE_LEAST, SIGN_ERRORS = 6.0, 0.02, 3.0
+
+# A temperature is named where it explains this share of the mismatch, and is the cause where it explains most of it:
+# true ones explain 0.81 and more, other bugs up to 0.72. A wider interval is said by its ends alone.
+TEMPERATURE_PART, TEMPERATURE_MOST, TEMPERATURE_WIDE = 0.3, 0.78, 0.3
+
+# What a penalty takes from tokens that repeat goes to all others: D of those that repeat is above 0 by this part of
+# what the others are below it.
+PENALTY_LIFTED = 0.27
+
+# Two passes of the trainer vary where they are this part, in squares, of their distance from the engine apart, and
+# equally far from it but for this factor. A pass that has learned as much is 1.5 times as far.
+PASSES_VARY, PASSES_ALIKE = 0.5, 1.3
+
+# Truncation lifts no token: only the engine's noise makes D positive. It makes up at most this share of sum |D|, and 99
+# of a hundred D stay below the second number, unless ratios lack more than a trainer without its context explains. It
+# keeps the likely tokens, so D is hardly anywhere below the third: -4.3 with 2 of 512 even tokens.
+TRUNCATED_UPWARDS, TRUNCATED_LIFTED, TRUNCATED_LEAST = 0.3, 0.5, -5.0
+
+# Log-probs that differ by a constant correlate by more.
+CONSTANT_RELATED = 0.8
+
+# Single tokens are the cause if they are at most this share of all. Where they carry nearly all of k3, they may be
+# more, and less far off.
+OUTLIERS_RARE, OUTLIERS_LESS_RARE, OUTLIERS_NEARLY_ALL = 0.01, 0.03, 0.97
+
 
 def healthy(key: str) -> str:
     """The healthy range of a metric that has a limit, as tables show it."""

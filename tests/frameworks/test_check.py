@@ -676,7 +676,7 @@ def test_a_refused_setting_hides_no_other_mistake():
 
 
 def test_causes_are_those_of_the_doctor():
-    causes = {cause.name for cause in CAUSES}
+    causes = {*CAUSES}
     config = [f"{R}calculate_log_probs=true", f"{C}=token"]
     problems = rc.check_config("verl", [*config, f"{R}temperature=0.7", f"{R}logprobs_mode=raw_logprobs"])
     problems += rc.check_config("verl", [*config, f"{R}top_p=0.7"])

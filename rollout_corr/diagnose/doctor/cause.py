@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal, get_args
 
-from ...metrics.limits import BY_KEY
 from ..measure.measurement import Measurement
 
 # error: certainly a bug; warning: worth a look, and fails a gate; note: worth knowing.
@@ -15,13 +15,18 @@ SEVERITIES: tuple[Severity, ...] = get_args(Severity)
 
 Metrics = dict[str, float]
 
-# k3 of a healthy engine stays below this.
-HEALTHY_K3 = BY_KEY["kl_rollout_train_k3"].watch
-# Two engines, or old and new weights, that differ in a healthy run are worth a warning beyond this k3, else a note.
-MATTERS_K3 = 0.1 * HEALTHY_K3
+# Causes that others hide: policies that differ; with sequences of their own; with ratios that do not average to 1; and
+# all that is computed from D, which means nothing where D itself is wrong.
+POLICIES = ("different_policies", "long_products")
+TAILS = ("outliers", *POLICIES)
+SAMPLED = ("not_the_sampler", *TAILS)
+OF_D = (
+    *("wrong_weights", "renormalized", "temperature", "turn_starts", "sequence_starts", "penalties", "positions"),
+    *SAMPLED,
+)
 
-# A group of tokens is suspect if its mean |D| is TIMES that of equally likely tokens and at least MATTERS nats.
-TIMES, MATTERS = 2.0, 5e-3
+# Views of a report that are no axes.
+TRAIN, WORST, DISTRIBUTION = "train", "worst", "distribution"
 
 
 @dataclass(frozen=True)
@@ -70,42 +75,36 @@ class Finding:
     numbers: dict[str, float] = field(hash=False)
 
 
+# Looks for a cause in what was measured, and in the metrics of that.
+Recognize = Callable[[Measurement, Metrics], Signs | None]
+
+
 @dataclass(frozen=True)
 class Cause:
     """A cause of mismatch that the doctor knows.
 
     Attributes:
-        name: Short, for gates.
         severity: How bad it is, unless its signs say otherwise.
         looks_for: What a dump with it shows; docs/mismatch.md has the same words.
         advice: What to do about it.
-        hides: Names of later causes that are only consequences of this one, and so not reported with it.
-        recognize: Returns the signs of the cause in what was measured, or None.
+        hides: Names of causes that are only consequences of this one, and so not reported with it.
+        views: The views of a report that show it, the best first: names of axes, and those above.
+        asked: The option that asks for it, where the numbers alone do not show it.
+        recognize: Returns its signs, or None; it has the name of the cause, which conditions use.
     """
 
-    name: str
     severity: Severity
     looks_for: str
     advice: str
     hides: Sequence[str]
-    recognize: Callable[[Measurement, Metrics], Signs | None]
+    views: Sequence[str]
+    asked: str
+    recognize: Recognize
 
-    def find(self, measured: Measurement, metrics: Metrics) -> tuple[Finding, frozenset[str]] | None:
-        """Look for the cause; also return what it hides here. `metrics` are those of `measured`."""
-        signs = self.recognize(measured, metrics)
-        if signs is None:
-            return None
-        severity = signs.severity or self.severity
-        finding = Finding(
-            self.name,
-            severity,
-            signs.title,
-            signs.evidence,
-            signs.advice or self.advice,
-            signs.strength,
-            signs.numbers,
-        )
-        return finding, frozenset(self.hides) - frozenset(signs.beside)
+    @property
+    def name(self) -> str:
+        """Its name, short."""
+        return self.recognize.__name__
 
 
 def cause(
@@ -113,13 +112,11 @@ def cause(
     looks_for: str,
     advice: str,
     hides: Sequence[str] = (),
-) -> Callable[[Callable[[Measurement, Metrics], Signs | None]], Cause]:
-    """Turn a function that recognizes a cause into that `Cause`, named like the function."""
-
-    def made(recognize: Callable[[Measurement, Metrics], Signs | None]) -> Cause:
-        return Cause(recognize.__name__, severity, looks_for, advice, hides, recognize)
-
-    return made
+    views: Sequence[str] = (TRAIN,),
+    asked: str = "",
+) -> Callable[[Recognize], Cause]:
+    """Turn a function that recognizes a cause into that `Cause`."""
+    return partial(Cause, severity, looks_for, advice, hides, views, asked)
 
 
 def percent(share: float) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ...frameworks.shared.checking import ConfigProblem
@@ -11,42 +11,30 @@ from ..read.dump import Source
 from . import differing, ill_labels, outlying, wrong_policies, wrong_values
 from .cause import SEVERITIES, Cause, Finding, Metrics
 
-# A cause stands before those that it hides.
-CAUSES: tuple[Cause, ...] = (
-    wrong_values.empty,
-    wrong_values.not_log_probs,
-    wrong_values.nonfinite,
-    wrong_values.filled,
-    wrong_values.padding,
-    wrong_values.shifted,
-    wrong_values.swapped,
-    wrong_values.reordered,
-    wrong_values.scale,
-    wrong_values.turn_starts,
-    wrong_values.wrong_weights,
-    wrong_values.sequence_starts,
-    wrong_policies.renormalized,
-    wrong_policies.temperature,
-    wrong_policies.stale,
-    wrong_policies.drift,
-    wrong_policies.penalties,
-    wrong_policies.positions,
-    wrong_policies.engine_alone,
-    wrong_policies.trainer_varies,
-    outlying.outliers,
-    wrong_policies.not_the_sampler,
-    wrong_policies.raw_log_probs,
-    wrong_policies.different_policies,
-    wrong_values.identical,
-    wrong_values.bfloat16,
-    wrong_policies.long_products,
+
+def ordered(causes: Iterable[Cause]) -> dict[str, Cause]:
+    """Put each cause behind all that hide it, and else in the order given.
+
+    Raises:
+        ValueError: Causes hide one another.
+    """
+    left, found = list(causes), dict[str, Cause]()
+    while left:
+        free = next((one for one in left if not any(one.name in other.hides for other in left)), None)
+        if free is None:
+            raise ValueError(f"causes that hide one another: {', '.join(one.name for one in left)}")
+        left.remove(free)
+        found[free.name] = free
+    return found
+
+
+# By name, in the order in which they are looked for.
+CAUSES = ordered(
+    one
+    for module in (differing, ill_labels, wrong_values, wrong_policies, outlying)
+    for one in vars(module).values()
+    if isinstance(one, Cause)
 )
-# Asked for by --by alone: nothing in a dump says which of its columns are labels.
-BY_LABEL = ill_labels.label
-# Asked for by --on-policy alone: the numbers cannot tell whether two passes used the same weights.
-ON_POLICY = wrong_policies.trainer_disagrees
-# Asked for by --exact alone, and then equal bits are what is wanted.
-EXACT = differing.not_exact
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -70,15 +58,28 @@ def diagnose(measured: Measurement, on_policy: bool = False) -> list[Finding]:
     metrics = measured.metrics()
     findings: list[Finding] = []
     hidden: set[str] = set()
-    if measured.bits is not None:
-        hidden.add(wrong_values.identical.name)
-    asked = [*([EXACT] if measured.bits is not None else []), BY_LABEL]
-    for cause in (*asked, *CAUSES, *([ON_POLICY] if on_policy else [])):
-        found = None if cause.name in hidden else cause.find(measured, metrics)
-        if found is not None:
-            findings.append(found[0])
-            hidden |= found[1]
+    for name, cause in CAUSES.items():
+        if name in hidden or (cause.asked == "--on-policy" and not on_policy):
+            continue
+        signs = cause.recognize(measured, metrics)
+        if signs is not None:
+            severity, advice = signs.severity or cause.severity, signs.advice or cause.advice
+            findings.append(Finding(name, severity, signs.title, signs.evidence, advice, signs.strength, signs.numbers))
+            hidden |= {*cause.hides} - {*signs.beside}
     return sorted(findings, key=lambda finding: (SEVERITIES.index(finding.severity), -finding.strength))
+
+
+def views_of(finding: Finding) -> Sequence[str]:
+    """Return the views of a report that show a finding: names of axes, and those of `cause`."""
+    if finding.name == "label":
+        # Its numbers are called column/label/what.
+        return list(dict.fromkeys(key.rsplit("/", 2)[0] for key in finding.numbers))
+    return CAUSES[finding.name].views
+
+
+def first_views(findings: Sequence[Finding]) -> list[str]:
+    """Return the views of all findings, those of the gravest first."""
+    return list(dict.fromkeys(view for finding in findings for view in views_of(finding)))
 
 
 def is_healthy(findings: Sequence[Finding]) -> bool:
@@ -89,6 +90,9 @@ def is_healthy(findings: Sequence[Finding]) -> bool:
 def condition_values(metrics: Metrics, findings: Sequence[Finding], problems: int) -> Metrics:
     """Return the names that a condition may use: metrics, each cause as 0 or 1, `findings` and `problems`."""
     found = {finding.name for finding in findings}
-    causes = {cause.name: float(cause.name in found) for cause in (EXACT, BY_LABEL, *CAUSES, ON_POLICY)}
     grave = sum(finding.severity != "note" for finding in findings)
-    return metrics | causes | {"findings": float(grave), "problems": float(problems)}
+    return (
+        metrics
+        | {name: float(name in found) for name in CAUSES}
+        | {"findings": float(grave), "problems": float(problems)}
+    )

@@ -19,6 +19,7 @@ NOTHING = (
     "with `--exact`: the two log-probs of some token are not the same bits",
     "Name more columns that tell the samples apart, --by rank, replica, batch_size or expert, and add prompt_lengths, "
     "cached_tokens and token_ids to the dump; the first difference says where to compare the two passes.",
+    asked="--exact",
 )
 def not_exact(measured: Measurement, metrics: Metrics) -> Signs | None:
     """Recognize tokens that differ, and say what they have in common."""
@@ -33,7 +34,7 @@ def not_exact(measured: Measurement, metrics: Metrics) -> Signs | None:
     )
     said = [f"in common: {sentence(one)}" for one in found]
     advice = " ".join(dict.fromkeys(one.advice for one in found)) or None
-    known = [each.name for each in (wrong_values.nonfinite, wrong_values.bfloat16) if each.find(measured, metrics)]
+    known = [each.name for each in (wrong_values.nonfinite, wrong_values.bfloat16) if each.recognize(measured, metrics)]
     if known and not found:
         said = [f"what [{known[0]}] says below makes tokens differ"]
         advice = "Mend that first, and compare again."

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ...metrics.limits import HEALTHY_K3
 from ..measure.by_label import ByLabel, IllLabel
 from ..measure.measurement import Measurement
 from ..read.fields import name_of
-from .cause import HEALTHY_K3, Metrics, Signs, cause, counted, percent
+from .cause import Metrics, Signs, cause, counted, percent
 
 # Labels that are named.
 SHOWN = 5
@@ -19,6 +20,7 @@ SHOWN = 5
     "Look at how these samples are made: their chat template, the output of tools in their mask, the replica and the "
     "weights that served them. Other findings say what is wrong; doctor on these samples alone shows more.",
     hides=("outliers", "different_policies"),
+    asked="--by",
 )
 def label(measured: Measurement, metrics: Metrics) -> Signs | None:
     """Recognize labels that are ill while others are healthy."""

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ...metrics.limits import largest_state
+from ...metrics import limits
 from ..measure.by_sequence import CARRIES, BySequence, FarOff, Part, WorstSequence
 from ..measure.measurement import Measurement
-from .cause import HEALTHY_K3, MATTERS_K3, Metrics, Signs, among, cause, counted, percent
-from .wrong_policies import MOST, SURE_OF_SLOPE, between
+from .cause import POLICIES, WORST, Metrics, Signs, among, cause, counted, percent
+from .wrong_policies import between
 
-# Single tokens are the cause if they are at most this share of all. Where they carry nearly all of k3, they may be
-# more, and less far off.
-RARE, LESS_RARE, NEARLY_ALL = 0.01, 0.03, 0.97
 # Records that are named.
 SHOWN = 5
 
@@ -24,7 +21,8 @@ SHOWN = 5
     "Forced tokens look like this too: min_tokens, logit bias, an EOS added at the length limit. A veto (no token's "
     "ratio below 1e-4) rejects sequences with a broken token; a geometric criterion rejects sequences that are off "
     "everywhere.",
-    hides=("not_the_sampler", "different_policies", "long_products"),
+    hides=("not_the_sampler", *POLICIES),
+    views=(WORST,),
 )
 def outliers(measured: Measurement, metrics: Metrics) -> Signs | None:
     """Recognize a mismatch that few sequences or few tokens make."""
@@ -32,12 +30,16 @@ def outliers(measured: Measurement, metrics: Metrics) -> Signs | None:
     part = found.part()
     if part is not None:
         return _sequences(found, part, measured.evidence.places.pattern(found.apart(part)))
-    agree = metrics["kl_rollout_train_k3"] < HEALTHY_K3
+    agree = metrics["kl_rollout_train_k3"] < limits.HEALTHY_K3
     very, rather = found.far
-    counts = very.k3 >= CARRIES * found.k3 or (agree and largest_state(metrics, found.tokens) != "healthy")
-    if 0 < very.tokens <= RARE * found.tokens and counts:
+    counts = very.k3 >= CARRIES * found.k3 or (agree and limits.largest_state(metrics, found.tokens) != "healthy")
+    if 0 < very.tokens <= limits.OUTLIERS_RARE * found.tokens and counts:
         return _tokens(found, very, metrics)
-    if rather.tokens <= LESS_RARE * found.tokens and rather.k3 >= NEARLY_ALL * found.k3 and not agree:
+    if (
+        rather.tokens <= limits.OUTLIERS_LESS_RARE * found.tokens
+        and rather.k3 >= limits.OUTLIERS_NEARLY_ALL * found.k3
+        and not agree
+    ):
         return _tokens(found, rather, metrics)
     groups = found.groups()
     return None if groups is None else _two_groups(*groups, metrics)
@@ -50,12 +52,12 @@ def _two_groups(worse: int, sequences: int, times: float, metrics: Metrics) -> S
         "two weight versions?",
         (
             f"sequences fall into two groups by |D| at equal probability, {times:.1f} times apart; k3 over both is "
-            f"{k3:.2g} nats per token (healthy: below {HEALTHY_K3:g})",
+            f"{k3:.2g} nats per token (healthy: below {limits.HEALTHY_K3:g})",
         ),
         {"sequences": worse, "sequences_fraction": worse / sequences, "times": times},
         worse / sequences,
-        severity=None if k3 > MATTERS_K3 else "note",
-        beside=("different_policies",) if k3 >= HEALTHY_K3 else (),
+        severity=None if k3 > limits.MATTERS_K3 else "note",
+        beside=("different_policies",) if k3 >= limits.HEALTHY_K3 else (),
     )
 
 
@@ -69,7 +71,7 @@ def _tokens(found: BySequence, far: FarOff, metrics: Metrics) -> Signs:
         (
             f"these have |D| > {far.beyond:g}; the largest is {metrics['logratio_abs_max']:.3g}",
             _records(found, far.sequences),
-            f"without them k3 is {rest:.2g} nats per token (healthy: below {HEALTHY_K3:g})",
+            f"without them k3 is {rest:.2g} nats per token (healthy: below {limits.HEALTHY_K3:g})",
         ),
         {
             "tokens": far.tokens,
@@ -80,15 +82,15 @@ def _tokens(found: BySequence, far: FarOff, metrics: Metrics) -> Signs:
             "rest_kl_rollout_train_k3": rest,
         },
         share,
-        severity="note" if rest >= HEALTHY_K3 else None,
-        beside=("different_policies",) if rest >= HEALTHY_K3 else (),
+        severity="note" if rest >= limits.HEALTHY_K3 else None,
+        beside=("different_policies",) if rest >= limits.HEALTHY_K3 else (),
     )
 
 
 def _cooler(found: BySequence, part: Part) -> tuple[str, ...]:
     """Say that a temperature explains the sequences that stand apart, or nothing."""
     slope = found.levels_sharpness.of_levels(part.lowest_bin).found()
-    if slope.share < MOST or abs(slope.slope) < max(0.1, SURE_OF_SLOPE * slope.error):
+    if slope.share < limits.TEMPERATURE_MOST or abs(slope.slope) < max(0.1, limits.SLOPE_ERRORS * slope.error):
         return ()
     low, high = slope.interval()
     return (
@@ -108,7 +110,7 @@ def _sequences(found: BySequence, part: Part, pattern: str | None) -> Signs:
         (
             f"{of_all}: there |D| averages {part.logratio_abs_mean:.2g} (a token counts at most 1), in all others "
             f"{part.rest_logratio_abs_mean:.2g}; their k3 is {part.rest_k3:.2g} nats per "
-            f"token (healthy: below {HEALTHY_K3:g})",
+            f"token (healthy: below {limits.HEALTHY_K3:g})",
             _records(found, part.sequences),
             *cooler,
         ),
@@ -121,8 +123,8 @@ def _sequences(found: BySequence, part: Part, pattern: str | None) -> Signs:
             "rest_kl_rollout_train_k3": part.rest_k3,
         },
         part.k3_share,
-        severity="note" if part.rest_k3 >= HEALTHY_K3 else None,
-        beside=("different_policies",) if part.rest_k3 >= HEALTHY_K3 else (),
+        severity="note" if part.rest_k3 >= limits.HEALTHY_K3 else None,
+        beside=("different_policies",) if part.rest_k3 >= limits.HEALTHY_K3 else (),
     )
 
 

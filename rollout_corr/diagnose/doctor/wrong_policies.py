@@ -7,37 +7,11 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from ...metrics.limits import BY_KEY, CHANCE_SUM, RATIO_ERRORS, ratio_state, sampler_state
+from ...metrics import limits
 from ..measure.measurement import Measurement
 from ..measure.profiles import PROBABILITY_BINS, PROBABILITY_LABELS, Excess
-from .cause import HEALTHY_K3, MATTERS, MATTERS_K3, TIMES, Metrics, Signs, cause, percent
+from .cause import POLICIES, SAMPLED, TAILS, TRAIN, Metrics, Signs, cause, percent
 
-# A mean is away from 1, or a slope from 0, if it is so many standard errors away.
-SURE = RATIO_ERRORS
-# The groups that are far off are left out of a slope; a mean of ratios has a heavy tail.
-SURE_OF_SLOPE, LEAST_SLOPE = 6.0, 0.02
-# A mean is positive if it is so many standard errors above 0, where something else is sure.
-SURE_OF_SIGN = 3.0
-# A temperature is named where it explains this share of the mismatch, and is the cause where it explains most of it.
-# True ones explain 0.81 and more, other bugs up to 0.72.
-PART, MOST = 0.3, 0.78
-# A wider interval of the temperature is said by its ends alone.
-WIDE = 0.3
-# What a penalty takes from tokens that repeat goes to all others: D of those that repeat is above 0 by this part of
-# what the others are below it.
-LEAST_LIFTED = 0.27
-# Two passes of the trainer vary where they are this part, in squares, of their distance from the engine apart, and
-# equally far from it but for this factor. A pass that has learned as much is 1.5 times as far.
-VARIES, ALIKE = 0.5, 1.3
-# Truncation lifts no token: only the engine's noise makes D positive. It makes up at most this share of sum |D|, and 99
-# of a hundred D stay below the second number, unless ratios lack more than a trainer without its context explains.
-MOST_UPWARDS, MOST_LIFTED = 0.3, 0.5
-# Truncation keeps the likely tokens, so D is hardly anywhere below this: -4.3 with 2 of 512 even tokens.
-LEAST_KEPT = -5.0
-# Log-probs that differ by a constant correlate by more.
-RELATED_BY_CONSTANT = 0.8
-# Twice the k3 beyond which something is broken: older weights and low precision stay below.
-BROKEN_K3 = 2.0 * BY_KEY["kl_rollout_train_k3"].alarm
 # Of policies that differ for a reason that is no bug.
 CORRECT = "Corrections are made for this: `rollout-corr what-if` shows what each would do."
 
@@ -61,7 +35,8 @@ def _mean_ratio(metrics: Metrics) -> tuple[float, float]:
     "engine return raw log-probs and accept that it did not sample from them; or pass the log of the mass that each "
     "token's truncation kept: Batch(kept_mass=KeptMass(log_mass)), which a dump takes too. A constant can also come "
     "from vocabulary rows that are only padding, or from a head that is not tied on one side.",
-    hides=("not_the_sampler", "temperature", "different_policies", "long_products", "outliers"),
+    hides=("temperature", *SAMPLED),
+    views=(TRAIN, "probability"),
 )
 def renormalized(measured: Measurement, metrics: Metrics) -> Signs | None:
     """Recognize engine probabilities that are larger by a factor: those of a truncated distribution."""
@@ -72,8 +47,8 @@ def renormalized(measured: Measurement, metrics: Metrics) -> Signs | None:
     constant = metrics["logratio_std"] < 0.25 * abs(mean)
     if measured.evidence.finite < 50 or not (plain or sharper or slight):
         return None
-    related = measured.evidence.fit["log_prob_correlation"] > RELATED_BY_CONSTANT
-    if metrics["logratio_p1"] < LEAST_KEPT and not (constant and related):
+    related = measured.evidence.fit["log_prob_correlation"] > limits.CONSTANT_RELATED
+    if metrics["logratio_p1"] < limits.TRUNCATED_LEAST and not (constant and related):
         return None
     title = (
         "the rollout log-probs are of a truncated distribution (top-p, top-k, min-p), or one side's are of something "
@@ -107,7 +82,7 @@ def is_truncated_later(measured: Measurement, metrics: Metrics) -> bool:
     """Return whether ratios lie below 1 as of a truncated policy, and not by the first tokens of sequences alone."""
     _, d, magnitude, *_ = measured.evidence.positions.groups()[1:].sum((0, 1)).tolist()
     plain, _, slight = _truncated(measured, metrics)
-    return (plain or slight) and 0.5 * (magnitude + d) < MOST_UPWARDS * magnitude
+    return (plain or slight) and 0.5 * (magnitude + d) < limits.TRUNCATED_UPWARDS * magnitude
 
 
 def _unseen(measured: Measurement) -> float:
@@ -132,14 +107,18 @@ def _truncated(measured: Measurement, metrics: Metrics) -> tuple[bool, bool, boo
     slope = measured.evidence.sharpness.found()
     # Under a temperature D is still positive for some tokens. Top-k alone takes more from flat contexts, whose
     # tokens are unlikely: D grows with the log-prob, and is hardly ever positive.
-    sharper = abs(slope.slope) > max(0.1, SURE_OF_SLOPE * slope.error) and slope.slope > -0.8
-    sharper = sharper and ratio + SURE * error < 0.995 and (0.05 if slope.slope < 0.0 else 0.12) < upwards < 0.4
+    sharper = abs(slope.slope) > max(0.1, limits.SLOPE_ERRORS * slope.error) and slope.slope > -0.8
+    sharper = (
+        sharper
+        and ratio + limits.RATIO_ERRORS * error < 0.995
+        and (0.05 if slope.slope < 0.0 else 0.12) < upwards < 0.4
+    )
     # Forced tokens lower the mean ratio too, by few tokens far off.
     tally = measured.evidence.by_sequence
     forced = tally.far[0].k3 > 0.5 * tally.k3
-    slight = 0.97 < ratio < 0.998 - SURE * error and upwards < 0.45 and not forced
-    below = metrics["logratio_p99"] < MOST_LIFTED or 1.0 - ratio > _unseen(measured)
-    plain = ratio + SURE * error < 0.985 and upwards < MOST_UPWARDS and below
+    slight = 0.97 < ratio < 0.998 - limits.RATIO_ERRORS * error and upwards < 0.45 and not forced
+    below = metrics["logratio_p99"] < limits.TRUNCATED_LIFTED or 1.0 - ratio > _unseen(measured)
+    plain = ratio + limits.RATIO_ERRORS * error < 0.985 and upwards < limits.TRUNCATED_UPWARDS and below
     return plain, sharper, slight
 
 
@@ -148,20 +127,21 @@ def _truncated(measured: Measurement, metrics: Metrics) -> tuple[bool, bool, boo
     "D follows the log-prob and that explains most of it: one policy is sharper everywhere",
     "Divide the trainer's logits by the sampling temperature before the softmax, once; and have the engine return "
     "log-probs after temperature (vLLM: logprobs_mode='processed_logprobs').",
-    hides=("penalties", "not_the_sampler", "different_policies", "long_products", "outliers"),
+    hides=("penalties", *SAMPLED),
+    views=(TRAIN, "probability"),
 )
 def temperature(measured: Measurement, metrics: Metrics) -> Signs | None:
     """Recognize D that follows the log-prob itself: one side is sharper than the other, everywhere."""
     found = measured.evidence.sharpness.found()
     slope, share = found.slope, found.share
-    if measured.evidence.finite < 200 or metrics["logratio_abs_mean"] < MATTERS:
+    if measured.evidence.finite < 200 or metrics["logratio_abs_mean"] < limits.GROUP_MATTERS:
         return None
-    if abs(slope) < max(LEAST_SLOPE, SURE_OF_SLOPE * found.error) or slope < -0.8:
+    if abs(slope) < max(limits.SLOPE_LEAST, limits.SLOPE_ERRORS * found.error) or slope < -0.8:
         return None
     truncated = _truncated(measured, metrics)[1]
     k3 = metrics["kl_rollout_train_k3"]
-    whole = truncated or share >= MOST
-    if not whole and (share < PART or k3 < MATTERS_K3):
+    whole = truncated or share >= limits.TEMPERATURE_MOST
+    if not whole and (share < limits.TEMPERATURE_PART or k3 < limits.MATTERS_K3):
         return None
     sharper = "trainer" if slope > 0 else "engine"
     low, high = found.interval()
@@ -170,7 +150,7 @@ def temperature(measured: Measurement, metrics: Metrics) -> Signs | None:
         title = f"a part of the mismatch looks like a temperature: the {sharper} has the sharper policy"
     middle = 0.5 * (low + high)
     factor = middle if slope > 0 or middle <= 0.0 else 1.0 / middle
-    if high - low < WIDE:
+    if high - low < limits.TEMPERATURE_WIDE:
         title += f", by a factor of about {factor:.2f}"
     table = measured.probability.rows(PROBABILITY_LABELS, range(PROBABILITY_BINS))
     ends = "; ".join(f"{row.label}: {row.logratio_mean:+.3f}" for row in (table[0], table[len(table) // 2], table[-1]))
@@ -209,7 +189,7 @@ def temperature(measured: Measurement, metrics: Metrics) -> Signs | None:
 
 def between(low: float, high: float) -> str:
     """Say an interval: by its middle, or where it is wide by its ends."""
-    if high - low < WIDE:
+    if high - low < limits.TEMPERATURE_WIDE:
         return f"about {0.5 * (low + high):.2f} ({low:.2f} to {high:.2f})"
     return f"below {high:.2f}" if low < 0.1 else f"{low:.2f} to {high:.2f}"
 
@@ -219,7 +199,8 @@ def between(low: float, high: float) -> str:
     "older weight versions differ more (needs `versions`)",
     "Limit how many versions a sample may be behind, and correct with token ratios. The mismatch that remains at the "
     "newest version comes from the engine itself.",
-    hides=("different_policies", "long_products", "outliers"),
+    hides=TAILS,
+    views=("versions",),
 )
 def stale(measured: Measurement, metrics: Metrics) -> Signs | None:
     """Recognize |D| that is larger for older weight versions."""
@@ -228,7 +209,7 @@ def stale(measured: Measurement, metrics: Metrics) -> Signs | None:
         return None
     (oldest, old), (newest, new) = trend[0], trend[-1]
     correlation = _rank_correlation([level for _, level in trend])
-    if correlation > -0.8 or old < TIMES * new or old < MATTERS:
+    if correlation > -0.8 or old < limits.GROUP_TIMES * new or old < limits.GROUP_MATTERS:
         return None
     return Signs(
         "tokens of older weights differ more: the cause is staleness, not the engine",
@@ -246,7 +227,7 @@ def stale(measured: Measurement, metrics: Metrics) -> Signs | None:
             "versions": len(trend),
         },
         1.0 - new / old,
-        severity=None if metrics["kl_rollout_train_k3"] > MATTERS_K3 else "note",
+        severity=None if metrics["kl_rollout_train_k3"] > limits.MATTERS_K3 else "note",
     )
 
 
@@ -256,7 +237,8 @@ def stale(measured: Measurement, metrics: Metrics) -> Signs | None:
     "Look at what accumulates: weights that are sent in low precision or in part, quantization scales that are not "
     "renewed, a cache that survives an update. Restart the engine from a checkpoint: if the mismatch is gone, the "
     "transfer of weights is the cause.",
-    hides=("different_policies", "long_products", "outliers"),
+    hides=TAILS,
+    views=("steps",),
 )
 def drift(measured: Measurement, metrics: Metrics) -> Signs | None:
     """Recognize a mismatch that grows from step to step."""
@@ -267,7 +249,7 @@ def drift(measured: Measurement, metrics: Metrics) -> Signs | None:
     levels = [level for _, level in trend]
     first, last = math.fsum(levels[:third]) / third, math.fsum(levels[-third:]) / third
     correlation = _rank_correlation(levels)
-    if correlation < 0.8 or last < TIMES * first or last < MATTERS:
+    if correlation < 0.8 or last < limits.GROUP_TIMES * first or last < limits.GROUP_MATTERS:
         return None
     return Signs(
         "the mismatch grows with the steps",
@@ -291,7 +273,7 @@ def drift(measured: Measurement, metrics: Metrics) -> Signs | None:
     "the engine makes tokens less likely that the sequence had before: presence, frequency or repetition penalty",
     "Sample without penalties: the trainer knows nothing about them. Or have the engine return log-probs before them "
     "(vLLM: logprobs_mode='raw_logprobs'), and accept that it did not sample from these.",
-    hides=("positions", "outliers", "not_the_sampler", "different_policies", "long_products"),
+    hides=("positions", *SAMPLED),
 )
 def penalties(measured: Measurement, metrics: Metrics) -> Signs | None:
     """Recognize D that is positive for tokens that repeat and negative for others, at equal probability."""
@@ -331,9 +313,15 @@ def _repeated(few: Tensor, many: Tensor) -> tuple[float, float, float, float] | 
     error = math.sqrt(float((weight.square() * variance).sum())) / total
     repeated, rest, tokens = float(e.sum() / m.sum()), float(d.sum() / n.sum()), float(m.sum())
     # Else the others are lowered alone, as by another prompt, which tokens at the start feel most.
-    lifted = max(MATTERS, SURE_OF_SIGN * math.sqrt(float(e2.sum()) / tokens - repeated * repeated) / math.sqrt(tokens))
-    lifted = max(lifted, LEAST_LIFTED * -rest)
-    if difference < max(SURE_OF_SLOPE * error, 4.0 * MATTERS) or not rest < -MATTERS < lifted < repeated:
+    lifted = max(
+        limits.GROUP_MATTERS,
+        limits.SIGN_ERRORS * math.sqrt(float(e2.sum()) / tokens - repeated * repeated) / math.sqrt(tokens),
+    )
+    lifted = max(lifted, limits.PENALTY_LIFTED * -rest)
+    if (
+        difference < max(limits.SLOPE_ERRORS * error, 4.0 * limits.GROUP_MATTERS)
+        or not rest < -limits.GROUP_MATTERS < lifted < repeated
+    ):
         return None
     return difference, error, repeated, rest
 
@@ -344,7 +332,8 @@ def _repeated(few: Tensor, many: Tensor) -> tuple[float, float, float, float] | 
     "Look at what depends on the position: rope scaling and its base, a sliding window, a quantized KV cache, "
     "context-parallel ranks that count positions from 0. Penalties of the sampler (presence, frequency, repetition) "
     "look like this too, because tokens repeat more and more: sample without them, or return log-probs before them.",
-    hides=("different_policies", "long_products", "outliers"),
+    hides=TAILS,
+    views=("position",),
 )
 def positions(measured: Measurement, metrics: Metrics) -> Signs | None:
     """Recognize a mismatch that grows along the sequence."""
@@ -358,7 +347,7 @@ def positions(measured: Measurement, metrics: Metrics) -> Signs | None:
     times = excess.over([late[-1]], early)
     here = _level(excess, [late[-1]])
     correlation = _rank_correlation(excess.each_over([[i] for i in groups], groups))
-    if times < 1.5 * TIMES or here < MATTERS or correlation < 0.8:
+    if times < 1.5 * limits.GROUP_TIMES or here < limits.GROUP_MATTERS or correlation < 0.8:
         return None
     return Signs(
         "the mismatch grows along the sequence",
@@ -381,7 +370,7 @@ def positions(measured: Measurement, metrics: Metrics) -> Signs | None:
 def engine_alone(measured: Measurement, metrics: Metrics) -> Signs | None:
     """Recognize two passes of the trainer that agree with one another and not with the engine."""
     apart, engine = (measured.evidence.mean_distance(pair) for pair in ("new_train", "train_rollout"))
-    if apart is None or engine is None or metrics["kl_rollout_train_k3"] < HEALTHY_K3 or apart > 0.1 * engine:
+    if apart is None or engine is None or metrics["kl_rollout_train_k3"] < limits.HEALTHY_K3 or apart > 0.1 * engine:
         return None
     return Signs(
         "only the rollout log-probs are off: two passes of the trainer agree",
@@ -402,10 +391,13 @@ def engine_alone(measured: Measurement, metrics: Metrics) -> Signs | None:
 def trainer_varies(measured: Measurement, metrics: Metrics) -> Signs | None:
     """Recognize two passes of the trainer that are as far from one another as from the engine."""
     apart, engine = (measured.evidence.mean_distance(pair) for pair in ("new_train", "train_rollout"))
-    if apart is None or engine is None or metrics["kl_rollout_train_k3"] < HEALTHY_K3:
+    if apart is None or engine is None or metrics["kl_rollout_train_k3"] < limits.HEALTHY_K3:
         return None
     of_train, of_new, of_both = measured.evidence.mean_squares()
-    if of_both < VARIES * of_train or not of_train / ALIKE < of_new < of_train * ALIKE:
+    if (
+        of_both < limits.PASSES_VARY * of_train
+        or not of_train / limits.PASSES_ALIKE < of_new < of_train * limits.PASSES_ALIKE
+    ):
         return None
     return Signs(
         "two passes of the trainer differ from one another as from the engine: dropout, or kernels that vary",
@@ -425,6 +417,7 @@ def trainer_varies(measured: Measurement, metrics: Metrics) -> Signs | None:
     "with `--on-policy`: `new_logp` and `train_logp` have to be equal and are not",
     "Look for kernels whose result depends on the size of the micro-batch, for dropout, for different padding or "
     "packing in the two passes; or an optimizer step lies between them after all.",
+    asked="--on-policy",
 )
 def trainer_disagrees(measured: Measurement, metrics: Metrics) -> Signs | None:
     """Recognize two passes of the trainer that differ, though the user says that their weights are the same."""
@@ -444,7 +437,7 @@ def trainer_disagrees(measured: Measurement, metrics: Metrics) -> Signs | None:
     "the mean ratio is not 1, although it must be for tokens that were sampled from the rollout policy",
     "Possible causes: raw log-probs under a sampling temperature, a constant that one side adds, log-probs of other "
     "weights than those that sampled; or the trainer has already been trained on these very tokens.",
-    hides=("different_policies", "long_products"),
+    hides=POLICIES,
 )
 def not_the_sampler(measured: Measurement, metrics: Metrics) -> Signs | None:
     """Recognize rollout log-probs that a policy other than the sampler computed: ratios do not average to 1."""
@@ -453,10 +446,10 @@ def not_the_sampler(measured: Measurement, metrics: Metrics) -> Signs | None:
     if finite < 50:
         return None
     # Where the policies agree, a mean ratio that is a little off says it too; else it may be their difference.
-    agree = metrics["kl_rollout_train_k3"] < HEALTHY_K3
-    off = agree and ratio_state(ratio, metrics["ratio_std"], finite) in ("watch", "alarm")
+    agree = metrics["kl_rollout_train_k3"] < limits.HEALTHY_K3
+    off = agree and limits.ratio_state(ratio, metrics["ratio_std"], finite) in ("watch", "alarm")
     unseen = _unseen(measured) if ratio < 1.0 else 0.0
-    if not off and abs(ratio - 1.0) < SURE * error + 0.05 + unseen:
+    if not off and abs(ratio - 1.0) < limits.RATIO_ERRORS * error + 0.05 + unseen:
         return None
     return Signs(
         "the tokens were not sampled from the rollout log-probs",
@@ -481,6 +474,8 @@ def not_the_sampler(measured: Measurement, metrics: Metrics) -> Signs | None:
     "Both log-probs are raw, before temperature, top-p or penalties, so they agree anyway. Sample without these; or "
     "have the engine return processed log-probs (vLLM: logprobs_mode='processed_logprobs') and divide the trainer's "
     "logits by the same temperature.",
+    # Both sides agree: no picture has it.
+    views=(),
 )
 def raw_log_probs(measured: Measurement, metrics: Metrics) -> Signs | None:
     """Recognize log-probs that agree on both sides, of a policy that did not sample."""
@@ -489,10 +484,10 @@ def raw_log_probs(measured: Measurement, metrics: Metrics) -> Signs | None:
         return None
     entropy, difference, error = found
     complete = measured.evidence.groups_complete
-    state = sampler_state(difference, error, entropy, metrics["sequences"], complete)
+    state = limits.sampler_state(difference, error, entropy, metrics["sequences"], complete)
     # Log-probs that differ may be off by as much: |E_q f - E_p f| <= std(f) * sqrt(chi2).
     room = measured.evidence.fit["train_std"] * math.sqrt(max(0.0, metrics["chi2_train_rollout"]))
-    agree = metrics["kl_rollout_train_k3"] < HEALTHY_K3
+    agree = metrics["kl_rollout_train_k3"] < limits.HEALTHY_K3
     if state == "healthy" or (abs(difference) < room and not (agree and state == "alarm")):
         return None
     sharper = difference > 0
@@ -517,7 +512,7 @@ def raw_log_probs(measured: Measurement, metrics: Metrics) -> Signs | None:
 @cause(
     "warning",
     "the policies differ, and none of the signs above is there: staleness, low precision; beyond a k3 of "
-    f"{BROKEN_K3:g} a broken model",
+    f"{limits.BROKEN_K3:g} a broken model",
     f"{CORRECT} Dump versions and steps with the log-probs to tell staleness from precision. If the weights are fresh "
     "and the precision is the same, look for dropout in the trainer, a LoRA adapter at another scale, a layer that was "
     "not sent.",
@@ -525,7 +520,7 @@ def raw_log_probs(measured: Measurement, metrics: Metrics) -> Signs | None:
 def different_policies(measured: Measurement, metrics: Metrics) -> Signs | None:
     """Recognize policies that differ, where nothing says that the cause is a bug."""
     k3 = metrics["kl_rollout_train_k3"]
-    if k3 < HEALTHY_K3:
+    if k3 < limits.HEALTHY_K3:
         return None
     ratio, error = _mean_ratio(metrics)
     versions = measured.evidence.values["versions"]
@@ -536,15 +531,15 @@ def different_policies(measured: Measurement, metrics: Metrics) -> Signs | None:
     )
     title = "the policies differ, but no known bug explains it: staleness or low precision are the usual causes"
     advice = CORRECT if same else None
-    if k3 > BROKEN_K3:
+    if k3 > limits.BROKEN_K3:
         title = "the two policies are further apart than staleness or low precision usually explains"
         advice = BROKEN
     return Signs(
         title,
         (
-            f"k3 is {k3:.3g} nats per token (healthy: below {HEALTHY_K3:g}; stale or quantized engines: rarely above "
-            f"{BY_KEY['kl_rollout_train_k3'].alarm:g}), mean |D| {metrics['logratio_abs_mean']:.3g}, 99th percentile "
-            f"of |D| {metrics['logratio_abs_p99']:.3g}",
+            f"k3 is {k3:.3g} nats per token (healthy: below {limits.HEALTHY_K3:g}; stale or quantized engines: rarely "
+            f"above {limits.BY_KEY['kl_rollout_train_k3'].alarm:g}), mean |D| {metrics['logratio_abs_mean']:.3g}, 99th "
+            f"percentile of |D| {metrics['logratio_abs_p99']:.3g}",
             f"the mean ratio exp(D) is {ratio:.3f} +- {error:.3f}; it must average 1 over sampled tokens",
             *same,
         ),
@@ -560,10 +555,11 @@ def different_policies(measured: Measurement, metrics: Metrics) -> Signs | None:
     "tokens agree, but products over a sequence are noise: a note",
     "Do not weight or reject by the product over a sequence: it depends on length times KL, not on the quality of the "
     "sequence. Token weights and the geometric mean do not grow with the length.",
+    views=("length",),
 )
 def long_products(measured: Measurement, metrics: Metrics) -> Signs | None:
     """Recognize sequences so long that products of ratios are noise, though tokens agree well."""
-    if metrics["kl_rollout_train_k3"] > HEALTHY_K3 or metrics["sequence_logratio_abs_mean"] < CHANCE_SUM:
+    if metrics["kl_rollout_train_k3"] > limits.HEALTHY_K3 or metrics["sequence_logratio_abs_mean"] < limits.CHANCE_SUM:
         return None
     return Signs(
         "products over these sequences are noise, though the tokens agree",

@@ -4,38 +4,19 @@ from __future__ import annotations
 
 import math
 
+from ...metrics import limits
 from ..measure.evidence import FAR, FIRST_TURN, IMPOSSIBLE, OTHER_TURNS, SIDES, Evidence
 from ..measure.measurement import Measurement
 from ..measure.padding import SHORTEST, Beyond, Filler
 from ..measure.pairing import FEWEST_SWAP_TOKENS, OTHER, OWN, SHIFTS
-from .cause import HEALTHY_K3, MATTERS, TIMES, Metrics, Signs, among, cause, counted, percent
+from .cause import DISTRIBUTION, OF_D, SAMPLED, Metrics, Signs, among, cause, counted, percent
 from .wrong_policies import is_truncated_later
 
-# First tokens whose |D| is this many times that of equally likely tokens are other tokens; below, it may be the text.
-SURELY = 10.0
-
-# |D| of first tokens is carried by at least so many, (sum |D|)^2 / sum D^2: the samples of one prompt begin alike, and
-# a router that takes another expert there moves them all. Of turns they are this share too, up to the last number: a
-# temperature in a few sequences moves their first tokens most.
-FEWEST_STARTS, STARTS, MOST_STARTS = 10, 0.15, 30.0
 # Of later turns that no first turn can be compared with.
 LATE = (
     "Compare what stands between turns on both sides: template, output of tools. If it is the same, look at what "
     "depends on the position: a sliding window, context-parallel ranks, rope scaling, weights that changed during the "
     "sequence."
-)
-
-# Tokens that one policy calls impossible are no outliers if they are so many, and this share of all.
-FEWEST_IMPOSSIBLE, LEAST_IMPOSSIBLE = 5, 1e-3
-
-# Where less than half of the sequences are scaled, they are at least so many and the logarithm of their factor deviates
-# by at most this. Under a temperature the log-probs of sure tokens are nearly multiples too, by a factor that varies.
-FEWEST_SCALED, SAME_FACTOR = 4, 0.02
-
-# Causes that are computed from D and mean nothing where D itself is wrong.
-OF_D = (
-    *("renormalized", "temperature", "turn_starts", "sequence_starts", "penalties", "positions"),
-    *("different_policies", "long_products", "not_the_sampler", "outliers"),
 )
 
 
@@ -57,7 +38,7 @@ def empty(measured: Measurement, metrics: Metrics) -> Signs | None:
     "values above 0: probabilities, or losses",
     "Pass log-probs: the logarithm of probabilities, the negative of a loss. Where a value is missing, the mask has to "
     "be 0.",
-    hides=(*OF_D, "wrong_weights", "shifted", "swapped", "reordered", "filled"),
+    hides=(*OF_D, "shifted", "swapped", "reordered", "filled"),
 )
 def not_log_probs(measured: Measurement, metrics: Metrics) -> Signs | None:
     """Recognize values above 0, which no log-prob has."""
@@ -119,7 +100,7 @@ def nonfinite(measured: Measurement, metrics: Metrics) -> Signs | None:
     "one policy calls impossible",
     "These tokens were not sampled (output of a tool, a template, padding), or their log-probs were lost: mask them, "
     "or fetch the log-probs. Greedy sampling looks like this too: its log-probs are all 0.",
-    hides=(*OF_D, "wrong_weights"),
+    hides=OF_D,
 )
 def filled(measured: Measurement, metrics: Metrics) -> Signs | None:
     """Recognize a placeholder: one value at many tokens to which the other policy gives many values."""
@@ -145,7 +126,9 @@ def filled(measured: Measurement, metrics: Metrics) -> Signs | None:
         )
     for side in SIDES:
         count = evidence.impossible[side]
-        if count < max(FEWEST_IMPOSSIBLE, LEAST_IMPOSSIBLE * evidence.finite, 0.5 * evidence.unlikely[side]):
+        if count < max(
+            limits.IMPOSSIBLE_FEWEST, limits.IMPOSSIBLE_SHARE * evidence.finite, 0.5 * evidence.unlikely[side]
+        ):
             continue
         share, other = count / evidence.finite, "train" if side == "rollout" else "rollout"
         return Signs(
@@ -196,7 +179,7 @@ def _no_mask(value: float, found: Filler, evidence: Evidence, metrics: Metrics) 
             f"{count / found.rows:.0f} tokens on average; elsewhere {found.inside:,} tokens are {value:g}, in runs of "
             f"{found.inside / max(1, found.runs):.1f}",
             f"without them k3 is {k3:.2g} nats per token and not {metrics['kl_rollout_train_k3']:.2g} (healthy: below "
-            f"{HEALTHY_K3:g})",
+            f"{limits.HEALTHY_K3:g})",
         ),
         {
             "value": value,
@@ -257,7 +240,7 @@ def _mask_too_long(value: float, beyond: Beyond, tokens: int, metrics: Metrics) 
 def identical(measured: Measurement, metrics: Metrics) -> Signs | None:
     """Recognize log-probs that are all equal."""
     evidence = measured.evidence
-    if evidence.finite < 50 or evidence.equal < evidence.finite:
+    if measured.bits is not None or evidence.finite < 50 or evidence.equal < evidence.finite:
         return None
     said = f"D is exactly 0 for all {counted(evidence.finite, 'token')}"
     return Signs("both log-probs are the same bits", (said,), {"tokens": evidence.finite}, 1.0)
@@ -268,6 +251,7 @@ def identical(measured: Measurement, metrics: Metrics) -> Signs | None:
     "log-probs were rounded to bfloat16: a note",
     "This alone makes D wrong by up to 1/512 of the log-prob. Compute the log-softmax in float32 and store its result "
     "in float32.",
+    views=(DISTRIBUTION,),
 )
 def bfloat16(measured: Measurement, metrics: Metrics) -> Signs | None:
     """Recognize log-probs that went through bfloat16."""
@@ -291,7 +275,7 @@ def bfloat16(measured: Measurement, metrics: Metrics) -> Signs | None:
     "the log-probs fit one or two tokens earlier or later, in all sequences or in some",
     "Logits at t predict token t + 1. Either the labels are shifted by one on one side only, or one side counts a "
     "first token (BOS, the last of the prompt) that the other does not.",
-    hides=(*OF_D, "wrong_weights", "swapped", "reordered"),
+    hides=(*OF_D, "swapped", "reordered"),
 )
 def shifted(measured: Measurement, metrics: Metrics) -> Signs | None:
     """Recognize log-probs that fit when one side is moved by a token or two."""
@@ -332,7 +316,7 @@ def shifted(measured: Measurement, metrics: Metrics) -> Signs | None:
     "the log-probs fit another sequence",
     "One side was sorted, shuffled or balanced over ranks after the log-probs were computed: join both sides by an id "
     "before any reordering.",
-    hides=(*OF_D, "reordered", "wrong_weights"),
+    hides=(*OF_D, "reordered"),
 )
 def swapped(measured: Measurement, metrics: Metrics) -> Signs | None:
     """Recognize rollout log-probs that belong to another sequence."""
@@ -362,7 +346,7 @@ def swapped(measured: Measurement, metrics: Metrics) -> Signs | None:
     "Tokens of a sequence were put together in another order on one side: context parallelism that deals out chunks "
     "in a zigzag, chunks of a stream that were joined backwards, a shift by more than two tokens. Compare the order of "
     "the token ids on both sides.",
-    hides=(*OF_D, "wrong_weights"),
+    hides=OF_D,
 )
 def reordered(measured: Measurement, metrics: Metrics) -> Signs | None:
     """Recognize log-probs that agree when both sides are sorted."""
@@ -387,7 +371,7 @@ def reordered(measured: Measurement, metrics: Metrics) -> Signs | None:
     "error",
     "within a sequence, one side is a multiple of the other: divided by the length, or logarithms to another base",
     "Pass natural logarithms of single tokens: no mean over the sequence, no division by its length, no log2 or log10.",
-    hides=(*OF_D, "wrong_weights"),
+    hides=OF_D,
 )
 def scale(measured: Measurement, metrics: Metrics) -> Signs | None:
     """Recognize log-probs that were multiplied by a constant, or divided by the length of their sequence."""
@@ -397,7 +381,7 @@ def scale(measured: Measurement, metrics: Metrics) -> Signs | None:
         return None
     factor, deviation = found.factor()
     divided = found.divided()
-    alike = scaled >= FEWEST_SCALED and deviation <= SAME_FACTOR
+    alike = scaled >= limits.SCALED_FEWEST and deviation <= limits.SCALED_ALIKE
     if scaled < 0.5 * tested and divided is None and not alike:
         return None
     title = f"the train log-probs are {factor:.3g} times the rollout log-probs"
@@ -427,10 +411,8 @@ def scale(measured: Measurement, metrics: Metrics) -> Signs | None:
     "later turns, or their first tokens, differ far more than equally likely tokens: retokenization, chat template",
     "Keep the token ids that the engine sampled and append to them; do not decode a conversation and tokenize it "
     "again. Where whole turns are off, compare what stands before them on both sides: template, output of tools.",
-    hides=(
-        *("wrong_weights", "not_the_sampler", "different_policies", "long_products", "temperature", "renormalized"),
-        *("penalties", "positions", "outliers"),
-    ),
+    hides=("wrong_weights", "temperature", "renormalized", "penalties", "positions", *SAMPLED),
+    views=("turn", "position"),
 )
 def turn_starts(measured: Measurement, metrics: Metrics) -> Signs | None:
     """Recognize later turns, or their first tokens, that differ more than equally likely tokens."""
@@ -448,22 +430,25 @@ def turn_starts(measured: Measurement, metrics: Metrics) -> Signs | None:
         if found > times:
             best, times = last + 1, found
     beside: tuple[str, ...] = ()
-    if whole >= 2.0 * TIMES and times < 1.5 * TIMES:
+    if whole >= 2.0 * limits.GROUP_TIMES and times < 1.5 * limits.GROUP_TIMES:
         best, times = len(later), whole
         at_one = measured.evidence.at_one_place([1, 2, 3, 4], [0])
         beside = ("positions",) if math.isinf(at_one[0]) else ()
     else:
         at_one = measured.evidence.at_one_place([1, 2, 3][:best], [0, 4])
     # Else first turns that reach as far differ as much: it is the place, and not the turn.
-    if min(times, *at_one) < 1.5 * TIMES:
+    if min(times, *at_one) < 1.5 * limits.GROUP_TIMES:
         return None
     count, magnitude = turns.table()
     tokens = turns.tokens(later[:best])
     here = float(magnitude[:best].sum())
-    if here / tokens < 4 * MATTERS:
+    if here / tokens < 4 * limits.GROUP_MATTERS:
         return None
     squares = float(turns.groups()[:best, :, 3].sum())
-    if best < len(later) and here * here < max(FEWEST_STARTS, min(MOST_STARTS, STARTS * tokens)) * squares:
+    if (
+        best < len(later)
+        and here * here < max(limits.STARTS_FEWEST, min(limits.STARTS_MOST, limits.STARTS_SHARE * tokens)) * squares
+    ):
         return None
     share = float(magnitude[:best].sum() / magnitude.sum())
     which = "token" if best == 1 else f"{best} tokens"
@@ -489,7 +474,7 @@ def turn_starts(measured: Measurement, metrics: Metrics) -> Signs | None:
             "logratio_abs_fraction": share,
         },
         share,
-        "error" if times >= SURELY else None,
+        "error" if times >= limits.SURELY_OTHER else None,
         beside,
         LATE if beside else None,
     )
@@ -501,7 +486,7 @@ def turn_starts(measured: Measurement, metrics: Metrics) -> Signs | None:
     "Check first that both sides list their sequences in one order. Then compare the logits of one prompt in trainer "
     "and engine right after the weights are sent: parameters that were skipped, a tied lm_head, another checkpoint, "
     "another chat template or tokenizer; or log-probs gathered at the wrong logits.",
-    hides=tuple(name for name in OF_D if name != "turn_starts"),
+    hides=("sequence_starts", "temperature", "renormalized", "penalties", "positions", *SAMPLED),
 )
 def wrong_weights(measured: Measurement, metrics: Metrics) -> Signs | None:
     """Recognize log-probs of two models that have nothing to do with one another."""
@@ -561,7 +546,8 @@ def _not_moved(measured: Measurement) -> str:
     "the first token of a sequence differs far more than equally likely ones: the end of the prompt",
     "Compare the token ids of the prompts on both sides: a BOS that is added twice or never, a generation prompt that "
     "the template adds on one side, a mask that begins one token early.",
-    hides=("not_the_sampler", "different_policies", "long_products", "temperature", "renormalized", "outliers"),
+    hides=("temperature", "renormalized", *SAMPLED),
+    views=("position",),
 )
 def sequence_starts(measured: Measurement, metrics: Metrics) -> Signs | None:
     """Recognize first tokens of sequences that differ more than equally likely ones."""
@@ -572,10 +558,10 @@ def sequence_starts(measured: Measurement, metrics: Metrics) -> Signs | None:
     times = positions.over([0], list(range(2, count.shape[0])))
     here = float(magnitude[0].sum() / count[0].sum())
     # First tokens are often the least sure, so truncation takes most from them.
-    if times < 1.5 * TIMES or here < 4 * MATTERS or is_truncated_later(measured, metrics):
+    if times < 1.5 * limits.GROUP_TIMES or here < 4 * limits.GROUP_MATTERS or is_truncated_later(measured, metrics):
         return None
     squares = float(positions.groups()[0, :, 3].sum())
-    if float(magnitude[0].sum()) ** 2 < FEWEST_STARTS * squares:
+    if float(magnitude[0].sum()) ** 2 < limits.STARTS_FEWEST * squares:
         return None
     share = float(magnitude[0].sum() / magnitude.sum())
     return Signs(
@@ -587,5 +573,5 @@ def sequence_starts(measured: Measurement, metrics: Metrics) -> Signs | None:
         ),
         {"tokens": positions.tokens([0]), "logratio_abs_mean": here, "times": times, "logratio_abs_fraction": share},
         share,
-        "error" if times >= SURELY else None,
+        "error" if times >= limits.SURELY_OTHER else None,
     )

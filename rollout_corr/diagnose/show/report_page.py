@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..doctor.cause import Finding, counted, percent
-from ..doctor.diagnosis import Diagnosed, is_healthy
+from ..doctor.cause import DISTRIBUTION, TRAIN, WORST, Finding, counted, percent
+from ..doctor.diagnosis import Diagnosed, first_views, is_healthy, views_of
 from ..measure.measurement import Measurement
 from ..measure.profiles import Row
 from ..measure.worst_tokens import WorstToken
@@ -25,7 +25,6 @@ from .content import (
     weights_table,
 )
 from .html import Child, Html, element
-from .order import DISTRIBUTION, TRAIN, WORST, first_views, views_of
 from .parts import card, drawn, finding_card, folded, healthy_card, page, problem_cards, strip, table, tile_row
 from .style import SHADES
 from .visible import MOST_OF_TOKEN, visible

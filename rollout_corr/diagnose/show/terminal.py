@@ -16,7 +16,7 @@ from itertools import zip_longest
 
 from ..best_settings import Outcome, Verdict, verdict_of, worth_of
 from ..doctor.cause import Severity, counted
-from ..doctor.diagnosis import Diagnosed, is_healthy
+from ..doctor.diagnosis import Diagnosed, first_views, is_healthy
 from ..measure.measurement import Measurement
 from ..measure.profiles import Row, joined
 from ..read.dump import Source
@@ -40,7 +40,6 @@ from .content import (
     unused_of,
     weights_table,
 )
-from .order import first_views
 from .visible import MOST_OF_TOKEN, visible
 
 # Neighbors of longer axes are joined in the terminal; the page and --json have all rows.
