@@ -17,7 +17,7 @@ from rollout_corr.cli.main import GOOD, PROGRAM, parser_of
 from rollout_corr.diagnose.calls import doctor
 from rollout_corr.diagnose.results import Report
 from rollout_corr.diagnose.show.content import Table
-from rollout_corr.diagnose.show.terminal import BOLD, Terminal, print_findings
+from rollout_corr.diagnose.show.terminal import BOLD, Terminal, findings
 from rollout_corr.frameworks.shared.lookup import spec
 from rollout_corr.frameworks.shared.names import SpecName
 from rollout_corr.testing import ExampleBatch, example_batch
@@ -89,7 +89,7 @@ def run(arguments: list[str]) -> int:
     out.line()
     out.line(f"1. What the doctor says about it: doctor {path}", BOLD)
     found = doctor(path)
-    print_findings(out, found)
+    out.show(findings(found))
 
     out.line()
     heads = ("spec", "kept", "ESS", "fixed: kept", "ESS")

@@ -84,7 +84,7 @@ def report(arguments: list[str]) -> int:
     if out is None:
         print_json(found.to_dict())
         return GOOD
-    terminal.print_report(out, found.diagnoses)
+    out.show(terminal.report(found.diagnoses))
     if page is not None:
         out.line(f"page: {page}")
     return GOOD
@@ -119,7 +119,7 @@ def what_if(arguments: list[str]) -> int:
     if out is None:
         print_json(plain_data.what_if(dump, tried, chosen.sequences))
         return GOOD
-    terminal.print_what_if(out, dump, tried, chosen.all, chosen.sequences)
+    out.show(terminal.what_if(dump, tried, chosen.all, chosen.sequences))
     return GOOD
 
 
@@ -176,7 +176,7 @@ def doctor(arguments: list[str]) -> int:
     if out is None:
         print_json(found.to_dict() | {"failed": failed})
     else:
-        terminal.print_findings(out, found)
+        out.show(terminal.findings(found))
         if failed:
             out.line(f"exit {FOUND}: {_counted(found)} (--fail-if {', '.join(failed)})", BOLD_RED)
     if not found.tokens:

@@ -15,7 +15,7 @@ from .doctor.in_common import InCommon, in_common
 from .measure.bits import Difference
 from .read.dump import SUFFIXES, Dump, Source, suffix_of
 from .read.problems import DumpError
-from .show import plain_data, report_page, terminal
+from .show import page, plain_data, terminal
 from .show.html import element, framed, preformatted
 
 # Pixels of the frame in which a notebook shows a page; the page scrolls in it.
@@ -74,7 +74,7 @@ class Diagnosis(Diagnosed):
 
     def __repr__(self) -> str:
         """Return the text that the command prints, without colors."""
-        return terminal.text_of_findings(self)
+        return terminal.text_of(terminal.findings(self))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -103,7 +103,7 @@ class Report:
 
     def html(self) -> str:
         """Return the page: one file that loads nothing."""
-        return report_page.report_page(self.diagnoses)
+        return page.report_page(self.diagnoses)
 
     def save(self, page: str | os.PathLike[str]) -> Path:
         """Write the page, whole or not at all.
@@ -131,7 +131,7 @@ class Report:
 
     def __repr__(self) -> str:
         """Return the text that the command prints, without colors."""
-        return terminal.text_of_report(self.diagnoses)
+        return terminal.text_of(terminal.report(self.diagnoses))
 
     def _repr_html_(self) -> str:
         """Return the findings and the page to a notebook; one that is not trusted shows no frame."""

@@ -32,8 +32,8 @@ DARK = "--blink-settings=preferredColorScheme=0"
 
 # Name of the picture: dump, width and height, further options.
 PICTURES = {
-    "broken_run": ("dump.jsonl", (1280, 572), ()),
-    "report": ("rollouts.jsonl", (1280, 1105), ()),
+    "broken_run": ("dump.jsonl", (1280, 784), ()),
+    "report": ("rollouts.jsonl", (1280, 908), ()),
     "report_phone": ("rollouts.jsonl", (390, 1010), (DARK,)),
 }
 DIGESTS = "made_of.json"

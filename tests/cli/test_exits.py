@@ -14,7 +14,7 @@ from builders.dumps import packed, plain, records, write, write_jsonl
 from builders.hostile import TEXTS
 from rollout_corr.cli.main import main
 from rollout_corr.diagnose import calls
-from rollout_corr.diagnose.show import report_page
+from rollout_corr.diagnose.show import page as pages
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -195,6 +195,6 @@ def test_a_page_that_fails_leaves_the_old_one(dump, tmp_path, capsys, monkeypatc
     assert main(["report", str(dump), "--page", str(page)]) == 2
     assert capsys.readouterr().err == f"rollout-corr report: page {page}: cannot be written: No space left on device\n"
     monkeypatch.undo()
-    monkeypatch.setattr(report_page, "report_page", raising(ValueError("a mistake")))
+    monkeypatch.setattr(pages, "report_page", raising(ValueError("a mistake")))
     assert main(["report", str(dump), "--page", str(page)]) == 2
     assert page.read_text(encoding="utf-8") == "old" and not list(tmp_path.glob("*.part"))

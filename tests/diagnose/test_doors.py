@@ -77,8 +77,7 @@ def test_a_page_shows_a_text_in_every_place(text):
     """A text stays a text in elements, in attributes, and wherever a chart shows one."""
     chart = Chart(text, Axis(text, 0.0, 1.0, ticks=[(0.5, text)]), Axis(text, 0.0, 1.0))
     chart.vertical(0.5, text)
-    chart.line([(0.1, 0.2), (0.3, 0.4)], "a", text)
-    chart.bars([(0.0, 0.5, 0.5)], "a", text)
+    chart.legend.append(("a", text))
     chart.band(0.0, 0.5, [text])
     chart.cells([[1]], lambda row, column, side, count: [text])
     turned = Chart(text, Axis(text, 0.0, 1.0, ticks=[(0.5, text)]), Axis(text, 0.0, 1.0), bottom=TURNED)

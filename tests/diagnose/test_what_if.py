@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import math
 from dataclasses import replace
 from itertools import pairwise
@@ -22,7 +21,7 @@ from rollout_corr.diagnose import remaining_bias
 from rollout_corr.diagnose.best_settings import _reason, _verdict, best_settings, verdict_of
 from rollout_corr.diagnose.read import chunk
 from rollout_corr.diagnose.read.dump import Dump
-from rollout_corr.diagnose.show.terminal import Terminal, print_what_if
+from rollout_corr.diagnose.show import terminal
 from rollout_corr.diagnose.what_if import (
     Setting,
     SettingResult,
@@ -245,9 +244,7 @@ def test_the_verdict_comes_first(made, state, title, told, tmp_path, capsys, mon
     verdict = verdict_of(tried, tried.outcomes(), tried.sequences)
     assert verdict.state == state and verdict.title.startswith(title)
     assert any(told in sentence for sentence in verdict.sentences)
-    into = io.StringIO()
-    print_what_if(Terminal(into), source, tried)
-    text = into.getvalue()
+    text = terminal.text_of(terminal.what_if(source, tried))
     assert " ".join(text.split()).startswith(" ".join(verdict.title.split()))
     assert "T x KL" not in text  # nobody asked for products
 

@@ -58,7 +58,8 @@ def _linear_chart(what: str, unit: Unit, series: Sequence[tuple[str, Sequence[fl
     several = len(series) > 1
     says: dict[tuple[float, float], list[str]] = {}
     for kind, (name, some), total in zip(("a", "b hollow"), found, totals, strict=False):
-        chart.bars([(*edge, 100.0 * n / total) for edge, n in some.items()], kind, name if several else "")
+        chart.bars([(*edge, 100.0 * n / total) for edge, n in some.items()], kind)
+        chart.legend += [(kind, name)] if several else []
         for edge, n in some.items():
             said = says.setdefault(edge, [f"{what} {edge[0]:.3g} to {edge[1]:.3g}"])
             said.append(f"{name + ': ' if several else ''}{100.0 * n / total:.3g} %, {counted(n, unit[:-1])}")
@@ -141,17 +142,14 @@ def _density(title: str, of: str, measured: Measurement, fitted: bool) -> Html:
         return [f"rollout {x:.3g} to {x + wide:.3g}", f"train {y:.3g} to {y + wide:.3g}", counted(count, "token")]
 
     chart.cells(counts.tolist(), says)
-    chart.diagonal("equal")
+    chart.segment((low, low), (high, high), "mark")
+    chart.legend.append(("thin", "equal"))
     if fitted and logs:
         intercept, slope = measured.evidence.sharpness.line()
         start, end = ((x, x + intercept + slope * x) for x in (low, UNLIKELY))
-        chart.segment(start, end, "over", f"fitted below a probability of 0.1: slope {1.0 + slope:.2f}")
+        chart.segment(start, end, "over")
+        chart.legend.append(("over", f"fitted below a probability of 0.1: slope {1.0 + slope:.2f}"))
     return chart.svg()
-
-
-def _nats(rows: Sequence[Row]) -> Axis:
-    """Make an axis on which mean D and mean |D| of the rows fit."""
-    return spanning("nats", [value for row in rows for value in (row.logratio_abs_mean, row.logratio_mean)], zero=True)
 
 
 def _said(label: str, rows: Sequence[tuple[str, Row]], unit: Unit) -> list[str]:
@@ -175,7 +173,7 @@ def axis_chart(
     named: bool = False,
     mark: tuple[float, str] | None = None,
 ) -> Html:
-    """Draw mean |D| and mean D along an axis; a bin of few tokens is gray, and stretches no axis.
+    """Draw mean |D| and mean D along an axis; a bin of few tokens is a thin outline, and stretches no axis.
 
     Args:
         title: Of the chart.
@@ -194,40 +192,38 @@ def axis_chart(
     def place(row: Row) -> float:
         return index[row.at] if named else row.at + shift
 
-    nats = _nats([row for _, some in series for row in enough(some, unit)])
+    means = [x for _, some in series for row in enough(some, unit) for x in (row.logratio_mean, row.logratio_abs_mean)]
+    x, size = spanning(label, [row.at + shift for row in rows], log=log), (HEIGHT, BOTTOM)
     if named:
         labels = sorted({(index[row.at], row.label) for row in rows})
-        room = (WIDTH - LEFT - RIGHT) / len(labels)
-        turned = max(len(text) for _, text in labels) * LETTER > room
         x = Axis(label, -0.6, len(index) - 0.4, ticks=labels)
-        chart = Chart(title, x, nats, *((HEIGHT + TURNED - BOTTOM, TURNED) if turned else ()))
-    else:
-        chart = Chart(title, spanning(label, [row.at + shift for row in rows], log=log), nats)
+        if max(len(text) for _, text in labels) * LETTER > (WIDTH - LEFT - RIGHT) / len(labels):
+            size = HEIGHT + TURNED - BOTTOM, TURNED
+    chart = Chart(title, x, spanning("nats", means, zero=True), *size)
     if mark is not None:
         chart.vertical(mark[0] + shift, mark[1])
     several, width = len(series) > 1, 0.8 / len(series)
     over = " over" if named and not several else " thin" if named else ""
+    said: dict[float, list[tuple[str, Row]]] = {}
     for i, (kind, (name, some)) in enumerate(zip(KINDS, series, strict=False)):
         many = enough(some, unit)
         few = [row for row in some if row not in many]
         if named:
             for part, painted in ((many, kind), (few, "few")):
-                edges = [(place(row) - 0.4 + i * width, place(row) - 0.4 + (i + 1) * width) for row in part]
-                chart.bars([(*edge, row.logratio_mean) for edge, row in zip(edges, part, strict=True)], painted)
+                lefts = [(place(row) - 0.4 + i * width, row.logratio_mean) for row in part]
+                chart.bars([(left, left + width, mean) for left, mean in lefts], painted)
         else:
             chart.line([(place(row), row.logratio_mean) for row in many], f"{kind} thin")
         chart.line([(place(row), row.logratio_abs_mean) for row in many], kind + over)
-        for row, shade in (*((row, kind + over) for row in joined(many, MOST_SAYING)), *((row, "few") for row in few)):
-            chart.point(place(row), row.logratio_abs_mean, shade)
+        for shown, painted in ((joined(many, MOST_SAYING), kind + over), (few, "few")):
+            chart.points([(place(row), row.logratio_abs_mean) for row in shown], painted)
         # Of two dumps a color is the name, and the kind of a line what it shows.
         chart.legend.append((kind, name if several else "mean D" if named else "mean |D|"))
+        for row in joined(some, MOST_SAYING):
+            said.setdefault(place(row), []).append((name if several else "", row))
     thin = "thin" if several else "over" if named else "a thin"
     chart.legend.append((thin, "mean |D|" if named else "mean D"))
     if any(len(enough(some, unit)) < len(some) for _, some in series):
         chart.legend.append(("few", f"fewer than {FEWEST[unit]} {unit}"))
-    said: dict[float, list[tuple[str, Row]]] = {}
-    for name, some in series:
-        for row in joined(some, MOST_SAYING):
-            said.setdefault(place(row), []).append((name if several else "", row))
     chart.bands({at: _said(label.partition(" (")[0], here, unit) for at, here in said.items()})
     return chart.svg()

@@ -132,17 +132,14 @@ def around(tokens: Iterable[WorstToken]) -> str:
 
 def metrics_table(dumps: Named, keys: Iterable[str]) -> Table:
     """Return some metrics of one dump, or of two and their change."""
-    metrics = [measured.metrics() for _, measured in dumps]
-    keys = [key for key in keys if all(key in each for each in metrics)]
-    if len(dumps) == 1:
-        return Table(
-            ("metric", "value", "healthy"), [(key, number(metrics[0][key]), _healthy(key, metrics)) for key in keys]
-        )
-    rows = []
+    metrics, rows = [measured.metrics() for _, measured in dumps], []
     for key in keys:
-        before, after = (each[key] for each in metrics)
-        rows.append((key, number(before), number(after), number(after - before), _healthy(key, metrics)))
-    return Table(("metric", *(name for name, _ in dumps), "change", "healthy"), rows)
+        if all(key in each for each in metrics):
+            values = [each[key] for each in metrics]
+            change = [values[1] - values[0]] if len(values) > 1 else []
+            rows.append((key, *map(number, (*values, *change)), _healthy(key, metrics)))
+    heads = (*(name for name, _ in dumps), "change") if len(dumps) > 1 else ("value",)
+    return Table(("metric", *heads, "healthy"), rows)
 
 
 def _healthy(key: str, metrics: Sequence[Mapping[str, float]]) -> str:

@@ -33,15 +33,15 @@ h2 { font-size: 1.1rem; margin: 2rem 0 .6rem; overflow-wrap: anywhere; }
 figure { margin: 0; min-width: 0; }
 figcaption { font-weight: 600; font-size: .87rem; margin-bottom: .25rem; overflow-wrap: anywhere; }
 svg { width: 100%; height: auto; display: block; overflow: visible; } svg text { font-size: 10px; fill: var(--soft); }
-svg text.small, svg text.cut { font-size: 9px; } svg text.cut { fill: var(--ink); }
+svg text.small { font-size: 9px; }
 .grid { stroke: var(--line); stroke-width: .6; } .zero { stroke: var(--soft); stroke-width: .8; }
-.frame { fill: none; stroke: var(--line); } .mark { stroke: var(--soft); stroke-dasharray: 4 3; stroke-width: 1; }
+.frame { fill: none; stroke: var(--line); }
 .line { fill: none; stroke-width: 1.8; } .line.a { stroke: var(--a); } .line.b { stroke: var(--b); }
 .line.thin { stroke-dasharray: 4 3; stroke-width: 1.4; } .line.over { stroke: var(--ink); }
-.line.b.over { stroke-dasharray: 2 2; }
+.line.b.over { stroke-dasharray: 2 2; } .line.mark { stroke: var(--soft); stroke-dasharray: 4 3; stroke-width: 1; }
 .dot.a, .bar.a { fill: var(--a); } .dot.b, .bar.b { fill: var(--b); } .dot.over { fill: var(--ink); }
 .dot { fill-opacity: .85; } .bar { fill-opacity: .8; } .cell { fill: var(--a); }
-.dot.few, .bar.few { fill: var(--few); }
+.dot.few, .bar.few { fill: none; stroke: var(--few); stroke-width: .8; }
 .bar.hollow { fill-opacity: 0; stroke: var(--b); stroke-width: 1.4; }
 .says { outline: none; cursor: default; } .says > rect, .says > circle { fill: var(--ink); fill-opacity: 0; }
 .says:hover > rect, .says:focus > rect, .says:hover > circle, .says:focus > circle { fill-opacity: .12; }
@@ -62,6 +62,7 @@ th { color: var(--soft); font-weight: 600; } td.text, th.text { text-align: left
 .card { background: var(--card); border-left: 5px solid var(--soft);
   padding: .6rem 1rem; margin: .7rem 0; border-radius: 4px; overflow-wrap: anywhere; } .card p { margin: .4rem 0 0; }
 .card.found { display: grid; grid-template-columns: minmax(0, 1.15fr) minmax(0, 1fr); gap: 24px; }
+.card .charts { margin-top: .8rem; }
 .columns > div { min-width: 0; } .columns h2 { margin-top: .4rem; } .columns .found { grid-template-columns: 100%; }
 .card ul { margin: .3rem 0; padding-left: 1.2rem; color: var(--soft); }
 .card.error { border-color: var(--error); } .card.warning { border-color: var(--warning); }

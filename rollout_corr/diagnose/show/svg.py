@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from .html import Html, element
+from .html import Child, Html, element
 from .visible import visible
 
 # Units of the view box. A phone shows a chart at about this width, so that texts keep their size there.
@@ -127,19 +127,42 @@ class Chart:
     def py(self, value: float) -> float:
         return self.height - self.bottom - self.y.at(value) * (self.height - TOP - self.bottom)
 
-    def line(self, points: Sequence[tuple[float, float]], kind: str, name: str = "") -> None:
+    def line(self, points: Iterable[tuple[float, float]], kind: str) -> None:
         """Draw a line through points."""
-        points = [(x, y) for x, y in points if math.isfinite(x) and math.isfinite(y)]
-        if not points:
-            return
-        path = " ".join(f"{self.px(x):.1f},{self.py(y):.1f}" for x, y in points)
-        self.parts.append(element("polyline", class_=f"line {kind}", points=path))
-        if name:
-            self.legend.append((kind, name))
+        path = " ".join(f"{self.px(x):.1f},{self.py(y):.1f}" for x, y in points if math.isfinite(x + y))
+        self.parts += [element("polyline", class_=f"line {kind}", points=path)] if path else []
 
-    def point(self, x: float, y: float, kind: str, radius: float = 2.6) -> None:
-        """Draw a dot."""
-        self.parts.append(element("circle", class_=f"dot {kind}", cx=self.px(x), cy=self.py(y), r=radius))
+    def segment(self, start: tuple[float, float], end: tuple[float, float], kind: str) -> None:
+        """Draw the part of a straight line that is within the frame."""
+        (x, y), (dx, dy) = start, (end[0] - start[0], end[1] - start[1])
+        # Where it enters and leaves, as shares of its length: of each axis by the range of that axis.
+        first, last = 0.0, 1.0
+        for at, by, axis in ((x, dx, self.x), (y, dy, self.y)):
+            if by:
+                edges = sorted(((axis.low - at) / by, (axis.high - at) / by))
+                first, last = max(first, edges[0]), min(last, edges[1])
+        if first < last:
+            self.line([(x + share * dx, y + share * dy) for share in (first, last)], kind)
+
+    def vertical(self, value: float, says: str) -> None:
+        """Draw a dashed vertical line at a value, with its name on top."""
+        if self.x.low <= value <= self.x.high:
+            self.line([(value, self.y.low), (value, self.y.high)], "mark")
+            self.parts.append(element("text", says, class_="small", x=self.px(value), y=TOP - 3, text_anchor="middle"))
+
+    def points(self, points: Iterable[tuple[float, float]], kind: str) -> None:
+        """Draw a dot at each point that is within the frame."""
+        for x, y in points:
+            if self.y.low <= y <= self.y.high:
+                self.parts.append(element("circle", class_=f"dot {kind}", cx=self.px(x), cy=self.py(y), r=2.6))
+
+    def bars(self, edges: Iterable[tuple[float, float, float]], kind: str) -> None:
+        """Draw bars that stand on 0: (from, to, height)."""
+        floor = self.py(0.0)
+        for low, high, value in edges:
+            left, end = self.px(low), self.py(value)
+            size = {"width": max(self.px(high) - left - 0.4, 0.4), "height": abs(floor - end)}
+            self.parts.append(element("rect", class_=f"bar {kind}", x=left, y=min(end, floor), **size))
 
     def band(self, low: float, high: float, says: Sequence[str]) -> None:
         """Let the part of the frame above an interval of the horizontal axis say something."""
@@ -168,48 +191,6 @@ class Chart:
         tip = element("g", box, texts, class_="tip", transform=f"translate({left:.1f} {top:.1f})")
         # With -1 a finger can choose it, and the keyboard does not stop at hundreds of places.
         self.says.append(element("g", area, tip, class_="says", tabindex="-1"))
-
-    def bars(self, edges: Sequence[tuple[float, float, float]], kind: str, name: str = "") -> None:
-        """Draw bars that stand on 0, or on a logarithmic axis: (from, to, height). A bar that is cut has its value."""
-        floor = self.py(self.y.low if self.y.log else 0.0)
-        for low, high, value in edges:
-            a, b, end = self.px(low), self.px(high), self.py(value)
-            place = {"x": min(a, b), "y": min(end, floor)}
-            size = {"width": max(abs(b - a) - 0.4, 0.4), "height": abs(floor - end)}
-            self.parts.append(element("rect", class_=f"bar {kind}", **place, **size))
-            if not self.y.low <= value <= self.y.high:
-                turned = f"translate({0.5 * (a + b) + 3.5:.1f} {end + (4.0 if value > 0 else -4.0):.1f}) rotate(-90)"
-                says = f"{value:.3g} \u2192" if value > 0 else f"\u2190 {value:.3g}"
-                anchor = "end" if value > 0 else "start"
-                self.parts.append(element("text", says, class_="cut", transform=turned, text_anchor=anchor))
-        if name:
-            self.legend.append((kind, name))
-
-    def vertical(self, value: float, says: str) -> None:
-        """Draw a dashed vertical line at a value, with its name on top."""
-        if self.x.low <= value <= self.x.high:
-            x = self.px(value)
-            self.parts.append(element("line", class_="mark", x1=x, x2=x, y1=TOP, y2=self.height - self.bottom))
-            self.parts.append(element("text", says, class_="small", x=x, y=TOP - 3, text_anchor="middle"))
-
-    def diagonal(self, name: str) -> None:
-        """Draw the line on which both axes have the same value."""
-        low, high = max(self.x.low, self.y.low), min(self.x.high, self.y.high)
-        ends = {"x1": self.px(low), "y1": self.py(low), "x2": self.px(high), "y2": self.py(high)}
-        self.parts.append(element("line", class_="mark", **ends))
-        self.legend.append(("thin", name))
-
-    def segment(self, start: tuple[float, float], end: tuple[float, float], kind: str, name: str) -> None:
-        """Draw the part of a straight line that is within the frame."""
-        (x, y), (dx, dy) = start, (end[0] - start[0], end[1] - start[1])
-        # Where it enters and leaves, as shares of its length: of each axis by the range of that axis.
-        first, last = 0.0, 1.0
-        for at, by, axis in ((x, dx, self.x), (y, dy, self.y)):
-            if by:
-                edges = sorted(((axis.low - at) / by, (axis.high - at) / by))
-                first, last = max(first, edges[0]), min(last, edges[1])
-        if first < last:
-            self.line([(x + share * dx, y + share * dy) for share in (first, last)], kind, name)
 
     def cells(self, counts: Sequence[Sequence[int]], says: Callable[[int, int, int, int], Sequence[str]]) -> None:
         """Draw a density: counts[row][column] over equal parts of both axes, row 0 below, shaded by log(count).
@@ -242,29 +223,31 @@ class Chart:
     def svg(self) -> Html:
         """Return the chart as an HTML figure."""
         right, bottom = WIDTH - RIGHT, self.height - self.bottom
-        frame = []
+        drawn: list[Child] = []
         for value, text in self.x.marks():
             x = self.px(value)
-            frame.append(element("line", class_="grid", x1=x, x2=x, y1=TOP, y2=bottom))
+            drawn.append(element("line", class_="grid", x1=x, x2=x, y1=TOP, y2=bottom))
             if self.bottom > BOTTOM:
                 turned = f"translate({x + 3.0:.1f} {bottom + 12:.0f}) rotate(-40)"
-                frame.append(element("text", visible(text, SHORT), class_="small", transform=turned, text_anchor="end"))
+                label = element("text", visible(text, SHORT), class_="small", transform=turned, text_anchor="end")
             else:
-                frame.append(element("text", text, x=x, y=bottom + 18, text_anchor="middle"))
+                label = element("text", text, x=x, y=bottom + 18, text_anchor="middle")
+            drawn.append(label)
         for value, text in self.y.marks():
             y = self.py(value)
-            frame.append(element("line", class_="grid", x1=LEFT, x2=right, y1=y, y2=y))
-            frame.append(element("text", text, x=LEFT - 5, y=y + 3.5, text_anchor="end"))
-        if self.y.low < 0.0 < self.y.high and not self.y.log:
-            frame.append(element("line", class_="zero", x1=LEFT, x2=right, y1=self.py(0.0), y2=self.py(0.0)))
+            drawn.append(element("line", class_="grid", x1=LEFT, x2=right, y1=y, y2=y))
+            drawn.append(element("text", text, x=LEFT - 5, y=y + 3.5, text_anchor="end"))
+        if self.y.low < 0.0 < self.y.high:
+            drawn.append(element("line", class_="zero", x1=LEFT, x2=right, y1=self.py(0.0), y2=self.py(0.0)))
         turned = f"translate(12 {(TOP + bottom) / 2:.0f}) rotate(-90)"
-        labels = [
+        drawn += [
+            self.parts,
+            element("rect", class_="frame", x=LEFT, y=TOP, width=right - LEFT, height=bottom - TOP),
             element("text", self.x.label, x=(LEFT + right) / 2, y=self.height - 8, text_anchor="middle"),
             element("text", self.y.label, transform=turned, text_anchor="middle"),
+            self.says,
         ]
-        box = element("rect", class_="frame", x=LEFT, y=TOP, width=right - LEFT, height=bottom - TOP)
         keys = [element("span", name, class_=f"key {kind}") for kind, name in dict.fromkeys(self.legend)]
-        drawn = (frame, self.parts, box, labels, self.says)
         return element(
             "figure",
             element("figcaption", self.title, keys),

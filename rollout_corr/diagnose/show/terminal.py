@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import zip_longest
 
-from ..best_settings import Outcome, Verdict, verdict_of, worth_of
+from ..best_settings import Outcome, verdict_of, worth_of
 from ..doctor.cause import Severity, counted
 from ..doctor.diagnosis import Diagnosed, first_views, is_healthy
 from ..measure.measurement import Measurement
@@ -51,8 +51,8 @@ BOLD, RED, YELLOW, BOLD_RED, BOLD_BLUE, BOLD_GREEN = "1", "31", "33", "1;31", "1
 STYLES: dict[Severity, str] = {"error": BOLD_RED, "warning": "1;33", "note": BOLD_BLUE}
 # Texts are folded to columns of this width, and not to narrower ones; no number is as long.
 FOLDED = 24
-# A line and its style.
-Line = tuple[str, str]
+# A line and its style, or a title and its table.
+Shown = tuple[str, "str | Table"]
 VERDICTS = {"broken": BOLD_RED, "healthy": BOLD_GREEN, "equal": BOLD_BLUE, "better": BOLD_BLUE}
 
 
@@ -80,10 +80,13 @@ class Terminal:
         text = f"\x1b[{style}m{shown}\x1b[0m" if style and self._colors else shown
         (self._into or sys.stdout).write(text + "\n")
 
-    def lines(self, lines: Iterable[Line]) -> None:
-        """Print lines with their styles."""
-        for content, style in lines:
-            self.line(content, style)
+    def show(self, parts: Iterable[Shown]) -> None:
+        """Print lines and tables."""
+        for content, more in parts:
+            if isinstance(more, Table):
+                self.table(content, more)
+            else:
+                self.line(content, more)
 
     def table(self, title: str, content: Table) -> None:
         """Print a table; where it does not fit the terminal, each row as lines below one another."""
@@ -153,14 +156,14 @@ def progress_of(content: str, shown: bool | None) -> Iterator[Callable[[float, s
         stream.write(f"\r{'':{width}}\r")
 
 
-def _text_of(printed: Callable[[Terminal], None]) -> str:
-    """Return what is printed, without colors."""
+def text_of(parts: Iterable[Shown]) -> str:
+    """Return what `Terminal.show` prints, without colors."""
     into = io.StringIO()
-    printed(Terminal(into))
+    Terminal(into).show(parts)
     return "\n".join(line.rstrip() for line in into.getvalue().splitlines()).rstrip()
 
 
-def _of_source(source: Source) -> Iterator[Line]:
+def _source(source: Source) -> Iterator[Shown]:
     """Say what was read, and the problems of the rest."""
     yield f"{source.where}: {fields_of(source)}", ""
     if source.about:
@@ -173,37 +176,34 @@ def _of_source(source: Source) -> Iterator[Line]:
             yield f"  {problem}", RED
 
 
-def print_report(out: Terminal, diagnoses: Sequence[Diagnosed]) -> None:
-    """Print the report of a dump: the causes, then tables. Of two dumps only the metrics are tables."""
+def report(diagnoses: Sequence[Diagnosed]) -> Iterator[Shown]:
+    """Show the report of a dump: the causes, then tables. Of two dumps only the metrics are tables."""
     for diagnosis in diagnoses:
         if len(diagnoses) > 1:
-            out.line(diagnosis.source.where, BOLD)
-        out.lines(_of_findings(diagnosis))
+            yield diagnosis.source.where, BOLD
+        yield from findings(diagnosis)
         if is_healthy(diagnosis.findings):
-            out.lines((f"! {warning}", YELLOW) for warning in diagnosis.measured.mismatch_warnings())
-        out.line()
+            for warning in diagnosis.measured.mismatch_warnings():
+                yield f"! {warning}", YELLOW
+        yield "", ""
     dumps = named(diagnoses)
-    out.table("Mismatch", metrics_table(dumps, KEYS))
-    if len(diagnoses) == 1:
-        measured, first = diagnoses[0].measured, first_views(diagnoses[0].findings)
-        profiles = measured.profiles()
-        for axis in sorted(profiles, key=lambda axis: axis not in first):
-            rows = profiles[axis]
-            title, shown = visible(AXES.get(axis, axis), MOST_OF_TOKEN), joined(rows, MOST_ROWS)
-            cut = ""
-            if axis not in AXES and len(rows) > MOST_ROWS:
-                # Labels have no neighbors.
-                shown = sorted(rows, key=lambda row: -row.logratio_abs_mean)[:MOST_ROWS]
-                cut = f", the {MOST_ROWS} of {len(rows)} with the largest mean |D|"
-            out.table(f"D by {title}{cut}", _axis_table(title, shown))
-        if measured.worst:
-            out.table("Worst tokens", _worst_table(measured))
-        out.table("Importance weights", weights_table(dumps))
-
-
-def text_of_report(diagnoses: Sequence[Diagnosed]) -> str:
-    """Return what `print_report` prints."""
-    return _text_of(lambda out: print_report(out, diagnoses))
+    yield "Mismatch", metrics_table(dumps, KEYS)
+    if len(diagnoses) > 1:
+        return
+    measured, first = diagnoses[0].measured, first_views(diagnoses[0].findings)
+    profiles = measured.profiles()
+    for axis in sorted(profiles, key=lambda axis: axis not in first):
+        rows = profiles[axis]
+        title, shown = visible(AXES.get(axis, axis), MOST_OF_TOKEN), joined(rows, MOST_ROWS)
+        cut = ""
+        if axis not in AXES and len(rows) > MOST_ROWS:
+            # Labels have no neighbors.
+            shown = sorted(rows, key=lambda row: -row.logratio_abs_mean)[:MOST_ROWS]
+            cut = f", the {MOST_ROWS} of {len(rows)} with the largest mean |D|"
+        yield f"D by {title}{cut}", _axis_table(title, shown)
+    if measured.worst:
+        yield "Worst tokens", _worst_table(measured)
+    yield "Importance weights", weights_table(dumps)
 
 
 def _axis_table(title: str, rows: Sequence[Row]) -> Table:
@@ -229,16 +229,6 @@ def _worst_table(measured: Measurement) -> Table:
     return Table(("record:position", around(measured.worst), "D", "train", "rollout"), rows, text=2)
 
 
-def print_findings(out: Terminal, diagnosis: Diagnosed) -> None:
-    """Print the findings of the doctor, the gravest first."""
-    out.lines(_of_findings(diagnosis))
-
-
-def text_of_findings(diagnosis: Diagnosed) -> str:
-    """Return what `print_findings` prints."""
-    return _text_of(lambda out: print_findings(out, diagnosis))
-
-
 def _folded(content: str, width: int) -> list[str]:
     """Fold a line; what follows is indented as the text behind its number or dash."""
     begin = re.match(r" *(?:-> |- |\d+\. )?", content)
@@ -247,8 +237,8 @@ def _folded(content: str, width: int) -> list[str]:
     return lines or [""]
 
 
-def _of_findings(diagnosis: Diagnosed) -> Iterator[Line]:
-    """Say what was found, the gravest cause first and alone on its line; then what was read."""
+def findings(diagnosis: Diagnosed) -> Iterator[Shown]:
+    """Show what the doctor found, the gravest cause first and alone on its line; then what was read."""
     if is_healthy(diagnosis.findings):
         yield f"healthy: {HEALTHY}", BOLD_GREEN
         bits = diagnosis.measured.bits
@@ -267,7 +257,7 @@ def _of_findings(diagnosis: Diagnosed) -> Iterator[Line]:
                 yield f"   -> {mistake}", BOLD
         yield f"   -> {finding.advice}", ""
     yield summary(diagnosis), ""
-    yield from _of_source(diagnosis.source)
+    yield from _source(diagnosis.source)
     named = {finding.name for finding in diagnosis.findings}
     others = [mistake for mistake in diagnosis.mistakes if not named.intersection(mistake.causes)]
     if others:
@@ -276,44 +266,44 @@ def _of_findings(diagnosis: Diagnosed) -> Iterator[Line]:
             yield f"  {mistake}", RED
 
 
-def print_what_if(
-    out: Terminal, source: Source, tried: WhatIf, everything: bool = False, sequences: float | None = None
-) -> None:
-    """Print the verdict, then the best settings with a reason each; with `everything` the result of every setting."""
+def what_if(source: Source, tried: WhatIf, everything: bool = False, sequences: float | None = None) -> Iterator[Shown]:
+    """Show the verdict, then the best settings with a reason each; with `everything` the result of every setting."""
     outcomes, count = tried.outcomes(), tried.sequences if sequences is None else sequences
     verdict = verdict_of(tried, outcomes, count)
-    out.lines(_of_verdict(verdict))
-    out.line()
-    out.lines(_of_source(source))
+    yield verdict.title, VERDICTS[verdict.state]
+    for sentence in verdict.sentences:
+        yield f"   {sentence}", ""
+    yield "", ""
+    yield from _source(source)
     if everything:
         heads = ("setting", "kept", "ESS", "bias", "95 %", "worth")
-        out.table("All settings: kept, bias and worth in %", Table(heads, [_row(one, count) for one in outcomes]))
+        yield "All settings: kept, bias and worth in %", Table(heads, [_row(one, count) for one in outcomes])
         if any(outcome.too_long for _, outcome in outcomes):
-            out.line(ABOUT_TOO_LONG)
+            yield ABOUT_TOO_LONG, ""
         for setting, _ in outcomes:
             if setting.same:
-                out.line(f"{setting.name} is also {', '.join(setting.same)}")
+                yield f"{setting.name} is also {', '.join(setting.same)}", ""
         for reason in dict.fromkeys(tried.left_out.values()):
             names = [name for name, other in tried.left_out.items() if other == reason]
-            out.line(f"not tried, because {reason}: {', '.join(names)}")
+            yield f"not tried, because {reason}: {', '.join(names)}", ""
     suggestion = tried.suggestion()
     if suggestion is not None:
-        out.line()
-        out.line(f"{ABOUT_SUGGESTION}:", BOLD)
-        pasted = [] if tried.framework is None else suggestion.to_paste(tried.framework).splitlines()
-        out.lines((f"   {text}", "") for text in suggestion.sentences)
-        for line in pasted:
-            out.line(f"      {line}")
-    out.line()
-    broken = "On broken data: " if verdict.state == "broken" else ""
-    out.line(f"{broken}{about_best(count)}:", BOLD)
+        yield "", ""
+        yield f"{ABOUT_SUGGESTION}:", BOLD
+        for text in suggestion.sentences:
+            yield f"   {text}", ""
+        for line in [] if tried.framework is None else suggestion.to_paste(tried.framework).splitlines():
+            yield f"      {line}", ""
+    yield "", ""
+    yield f"{'On broken data: ' if verdict.state == 'broken' else ''}{about_best(count)}:", BOLD
     for i, best in enumerate(verdict.best, 1):
-        out.line(f"{i}. {best.setting.name}", BOLD)
-        out.lines((f"   {text}", "") for text in (best.does, best.reason))
+        yield f"{i}. {best.setting.name}", BOLD
+        yield f"   {best.does}", ""
+        yield f"   {best.reason}", ""
         for line in pasted_lines(best.setting, tried.framework):
-            out.line(f"      {line}")
+            yield f"      {line}", ""
     if not everything:
-        out.line(f"The other settings, {len(outcomes)} in all: --all, or --json")
+        yield f"The other settings, {len(outcomes)} in all: --all, or --json", ""
 
 
 def _row(one: Outcome, sequences: float) -> list[str]:
@@ -328,10 +318,3 @@ def _row(one: Outcome, sequences: float) -> list[str]:
         bias, interval = percent(outcome.bias), f"{percent(outcome.bias_low)}-{percent(outcome.bias_high)}"
     worth = "long" if outcome.too_long else f"{100.0 * worth_of(outcome, sequences):.3g}"
     return [setting.name, f"{100.0 * outcome.tokens_kept:.3g}", f"{outcome.ess:.2g}", bias, interval, worth]
-
-
-def _of_verdict(verdict: Verdict) -> Iterator[Line]:
-    """Say what to do, before any setting is named."""
-    yield verdict.title, VERDICTS[verdict.state]
-    for sentence in verdict.sentences:
-        yield f"   {sentence}", ""
