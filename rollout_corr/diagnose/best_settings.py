@@ -10,7 +10,6 @@ from typing import Literal
 from ..api.selection import LOG_LENGTH, warnings_of
 from ..specs.correction import Spec
 from ..specs.explain import step_of_criterion, steps_of_weight
-from .doctor.cause import Finding
 from .doctor.diagnosis import is_healthy
 from .what_if import Setting, SettingResult, WhatIf
 
@@ -22,6 +21,8 @@ MOST, LEAST = 5, 0.5
 EQUAL = 0.01
 # Standard errors between kept and rejected sequences that chance hardly makes.
 SELECTED_ERRORS = 4.0
+# A batch of at most so many times the sequences is looked at, to say from where on a setting pays.
+MOST_LARGER = 1024
 
 
 @dataclass(frozen=True)
@@ -53,48 +54,67 @@ class Verdict:
         title: The verdict in a line.
         sentences: Why, and what to do.
         best: The best setting of each kind, the best first.
+        outcomes: Every setting with its result.
+        sequences: Number of sequences of a batch, for which variance counts.
     """
 
     state: Literal["broken", "healthy", "equal", "better"]
     title: str
     sentences: tuple[str, ...]
     best: list[BestSetting]
+    outcomes: list[Outcome]
+    sequences: float
 
 
-def verdict_of(tried: WhatIf, outcomes: Sequence[Outcome], sequences: float) -> Verdict:
+def verdict_of(tried: WhatIf, sequences: float | None = None) -> Verdict:
     """Judge a dump: its doctor's error first, then whether any setting is worth more than no correction.
 
     Args:
         tried: The settings over the dump.
-        outcomes: Their results.
-        sequences: Number of sequences of a batch, for which variance counts.
+        sequences: Number of sequences of a batch; None: that of the dump.
     """
-    best = best_settings(outcomes, sequences)
-    return _verdict(tried.findings(), bool(tried.measured.mismatch_warnings()), outcomes, best, sequences)
+    outcomes, count = tried.outcomes(), tried.sequences if sequences is None else sequences
+    best, findings = best_settings(outcomes, count), tried.findings()
 
+    def verdict(state: Literal["broken", "healthy", "equal", "better"], title: str, *sentences: str) -> Verdict:
+        return Verdict(state, title, sentences, best, outcomes, count)
 
-def _verdict(
-    findings: Sequence[Finding], warned: bool, outcomes: Sequence[Outcome], best: list[BestSetting], count: float
-) -> Verdict:
     errors = [finding for finding in findings if finding.severity == "error"]
     if errors:
         more = f" and {len(errors) - 1} more" if len(errors) > 1 else ""
-        said = (
+        return verdict(
+            "broken",
+            f"error: {errors[0].title} [{errors[0].name}]{more}",
             f"No setting repairs this: {errors[0].advice}",
             "The ranking below is of broken data. Repair it, dump again, and ask again.",
         )
-        return Verdict("broken", f"error: {errors[0].title} [{errors[0].name}]{more}", said, best)
-    none = next((worth_of(outcome, count) for setting, outcome in outcomes if setting.spec == Spec()), 0.0)
+    without = next((outcome for setting, outcome in outcomes if setting.spec == Spec()), None)
+    none = 0.0 if without is None else worth_of(without, count)
     gain = (best[0].worth if best else 0.0) - none
     keep = f"Nothing here is worth more than no correction by {_percent(EQUAL)} or more; keep the setting you have."
-    if is_healthy(findings) and not warned:
+    if is_healthy(findings) and not tried.measured.mismatch_warnings():
         why = "The doctor finds nothing, and every metric is in its healthy range."
-        return Verdict("healthy", "no correction needed", (why, keep) if gain < EQUAL else (why,), best)
-    warnings = tuple(f"{finding.severity}: {finding.title} [{finding.name}]" for finding in findings[:1])
+        return verdict("healthy", "no correction needed", why, *[keep] * (gain < EQUAL))
+    warnings = [f"{finding.severity}: {finding.title} [{finding.name}]" for finding in findings[:1]]
     if gain < EQUAL:
-        return Verdict("equal", "no setting is better than no correction", (*warnings, keep), best)
+        title = "no setting is better than no correction"
+        return verdict("equal", title, *warnings, keep, *_pays_from(without, outcomes, count))
     gained = f"The batch is worth {_percent(best[0].worth)} of an exact one with it, and {_percent(none)} without."
-    return Verdict("better", f"best here: {best[0].setting.name}", (*warnings, gained), best)
+    return verdict("better", f"best here: {best[0].setting.name}", *warnings, gained)
+
+
+def _pays_from(without: SettingResult | None, outcomes: Sequence[Outcome], count: float) -> list[str]:
+    """Say for how large a batch a setting is worth more than none, where the bias that it takes away is sure."""
+    larger = 2.0 * count
+    while without is not None and without.bias_low > 0.0 and larger <= MOST_LARGER * count:
+        best = best_settings(outcomes, larger)[0]
+        if best.worth - worth_of(without, larger) >= EQUAL:
+            return [
+                f"From about {larger:,.0f} sequences in a batch {best.setting.name} pays: variance averages out over "
+                "them, and bias does not."
+            ]
+        larger *= 2.0
+    return []
 
 
 def best_settings(outcomes: Iterable[Outcome], sequences: float) -> list[BestSetting]:
@@ -140,12 +160,12 @@ def worth_of(outcome: SettingResult, sequences: float) -> float:
 def _simplest_of(outcomes: list[Outcome], sequences: float) -> Outcome:
     """Return the simplest of those that are worth as much as the best."""
     most = max(worth_of(outcome, sequences) for _, outcome in outcomes)
-    equal = [one for one in outcomes if worth_of(one[1], sequences) > most - EQUAL]
-    return min(equal, key=lambda one: (_parts(one[0].spec), bool(one[0].family), -worth_of(one[1], sequences)))
 
+    def order(one: Outcome) -> tuple[int, bool, float]:
+        spec = one[0].spec
+        return (spec.weight is not None) + len(spec.criteria), bool(one[0].family), -worth_of(one[1], sequences)
 
-def _parts(spec: Spec) -> int:
-    return (spec.weight is not None) + len(spec.criteria)
+    return min((one for one in outcomes if worth_of(one[1], sequences) > most - EQUAL), key=order)
 
 
 def _kind(spec: Spec) -> object:
@@ -164,35 +184,26 @@ def _result(outcome: SettingResult) -> tuple[str, ...]:
 
 
 def _reason(outcome: SettingResult) -> str:
-    if outcome.tokens_kept == 1.0:
-        rejects = "Rejects nothing here"
-    else:
+    """Say what a setting rejects, which bias remains, and which information is lost."""
+    rejects = "Rejects nothing here"
+    if outcome.tokens_kept < 1.0:
         rejects = f"Rejects {_percent(1.0 - outcome.tokens_kept)} of the tokens"
         if outcome.sequences_kept < 1.0:
             rejects += f" and {_percent(1.0 - outcome.sequences_kept)} of the sequences"
-        rejects += _selected(outcome)
-    off = (
-        "no bias remains"
-        if outcome.bias_high < 1e-4
-        else f"a weighted mean is off by {_percent(outcome.bias)} ({_percent(outcome.bias_low)} to "
-        f"{_percent(outcome.bias_high)}) of a standard deviation"
-    )
-    left = (
-        "no information is lost to uneven weights"
-        if outcome.ess > 0.9995
-        else f"the effective sample is {_percent(outcome.ess)} of the tokens"
-    )
+        # In what kept and rejected sequences differ by more than chance.
+        apart = [
+            f"{one.name} {one.kept:.3g} and {one.rejected:.3g}"
+            for one in outcome.selected
+            if abs(one.errors) > SELECTED_ERRORS and one.name != LOG_LENGTH
+        ]
+        rejects += f" (means of kept and rejected: {', '.join(apart)})" if apart else ""
+    off, left = "no bias remains", "no information is lost to uneven weights"
+    if outcome.bias_high >= 1e-4:
+        interval = f"{_percent(outcome.bias_low)} to {_percent(outcome.bias_high)}"
+        off = f"a weighted mean is off by {_percent(outcome.bias)} ({interval}) of a standard deviation"
+    if outcome.ess <= 0.9995:
+        left = f"the effective sample is {_percent(outcome.ess)} of the tokens"
     return ". ".join([f"{rejects}; {off}; {left}", *(f"Watch: {text}" for text in warnings_of(outcome.selected))]) + "."
-
-
-def _selected(outcome: SettingResult) -> str:
-    """Say in what kept and rejected sequences differ by more than chance."""
-    apart = [
-        f"{one.name} {one.kept:.3g} and {one.rejected:.3g}"
-        for one in outcome.selected
-        if abs(one.errors) > SELECTED_ERRORS and one.name != LOG_LENGTH
-    ]
-    return f" (means of kept and rejected: {', '.join(apart)})" if apart else ""
 
 
 def _percent(share: float) -> str:

@@ -98,39 +98,26 @@ class SettingResult:
 
 def grid() -> list[Setting]:
     """List weights with a bound, rejections and vetoes over their thresholds."""
-    found = []
+
+    def rejecting(reduce: Reduce, lower: float, upper: float | None = None) -> Spec:
+        return Spec(None, (Criterion("ratio", over="sequence", reduce=reduce, lower=lower, upper=upper),))
+
     # The bias of a prefix's weight is that of the sequence's up to it, which is not measured here.
-    for made, bounds in ((Weight.token, UPPERS), (Weight.product, UPPERS), (Weight.geometric, NEAR_ONE)):
-        for upper in bounds:
-            weight = made(upper=upper)
-            named = f"{weight.kind} weight"
-            found.append(Setting(f"{named} <= {upper:g}", Spec(weight), f"{named}, truncated"))
-    for upper in UPPERS:
-        cut = Weight.token(lower=1.0 / upper, upper=upper, outside="zero")
-        found.append(Setting(f"token weight, 0 beyond {upper:g}", Spec(cut), "token weight, 0 outside"))
-    aggregates: tuple[tuple[Reduce, str, tuple[float, ...]], ...] = (
-        ("mean", "geometric", NEAR_ONE),
-        ("sum", "product", UPPERS),
+    families: tuple[tuple[str, str, Callable[[float], Spec], tuple[float, ...]], ...] = (
+        ("token weight, truncated", "token weight <= ", lambda x: Spec(Weight.token(upper=x)), UPPERS),
+        ("product weight, truncated", "product weight <= ", lambda x: Spec(Weight.product(upper=x)), UPPERS),
+        ("geometric weight, truncated", "geometric weight <= ", lambda x: Spec(Weight.geometric(upper=x)), NEAR_ONE),
+        (
+            "token weight, 0 outside",
+            "token weight, 0 beyond ",
+            lambda x: Spec(Weight.token(lower=1.0 / x, upper=x, outside="zero")),
+            UPPERS,
+        ),
+        ("geometric rejection", "geometric rejection ", lambda x: rejecting("mean", 1.0 / x, x), NEAR_ONE),
+        ("product rejection", "product rejection ", lambda x: rejecting("sum", 1.0 / x, x), UPPERS),
+        ("veto", "veto below ", lambda x: rejecting("min", x), LOWERS),
     )
-    for reduce, name, uppers in aggregates:
-        for upper in uppers:
-            rejection = Criterion("ratio", over="sequence", reduce=reduce, lower=1.0 / upper, upper=upper)
-            named = f"{name} rejection {upper:g}"
-            found.append(Setting(named, Spec(None, (rejection,)), f"{name} rejection"))
-    for lower in LOWERS:
-        veto = Criterion("ratio", over="sequence", reduce="min", lower=lower)
-        found.append(Setting(f"veto below {lower:g}", Spec(None, (veto,)), "veto"))
-    return found
-
-
-def _beside_logps(spec: Spec) -> dict[str, bool]:
-    """Tell by name which arguments a Spec needs that no dump is asked for."""
-    return {
-        "versions": spec.reads_versions,
-        "turns": spec.measures_turns,
-        "entropies": spec.reads_entropy,
-        "groups": spec.needs_groups,
-    }
+    return [Setting(f"{name}{x:g}", spec(x), family) for family, name, spec, bounds in families for x in bounds]
 
 
 def named_settings(has_advantages: bool) -> tuple[list[Setting], dict[str, str]]:
@@ -139,16 +126,23 @@ def named_settings(has_advantages: bool) -> tuple[list[Setting], dict[str, str]]
     left_out: dict[str, str] = {}
     for name in lookup.spec_names():
         spec = lookup.named(name)
-        if any(criterion.of != "train/rollout" for criterion in spec.criteria):
-            left_out[name] = "it compares with the policy being trained, which only policy_loss has"
-        elif any(criterion.statistic.source == "caller" for criterion in spec.criteria):
-            left_out[name] = "it needs an external tensor"
-        elif wanting := [what for what, wanted in _beside_logps(spec).items() if wanted]:
-            left_out[name] = f"it needs {wanting[0]}, which are not read from a dump"
-        elif not has_advantages and any(criterion.when != "any" for criterion in spec.criteria):
-            left_out[name] = "it needs advantages, and the dump has none"
-        else:
+        against = (
+            (
+                any(c.of != "train/rollout" for c in spec.criteria),
+                "it compares with the policy being trained, which only policy_loss has",
+            ),
+            (any(c.statistic.source == "caller" for c in spec.criteria), "it needs an external tensor"),
+            (spec.reads_versions, "it needs versions, which are not read from a dump"),
+            (spec.measures_turns, "it needs turns, which are not read from a dump"),
+            (spec.reads_entropy, "it needs entropies, which are not read from a dump"),
+            (spec.needs_groups, "it needs groups, which are not read from a dump"),
+            (not has_advantages and _selects(spec), "it needs advantages, and the dump has none"),
+        )
+        why = next((reason for holds, reason in against if holds), None)
+        if why is None:
             found.setdefault(spec, []).append(name)
+        else:
+            left_out[name] = why
     for names in found.values():
         # A correction of decoupled mode is first told by its name there.
         names.sort(key=lambda name: "bypass" in name)
@@ -203,44 +197,44 @@ class WhatIf:
             if self.settings[:1] != [none] and none.name in self.left_out:
                 self.settings = [none, *self.settings]
         self.measured = Measurement()
+        count = len(self.settings)
         # Per setting: tokens, kept tokens, sequences, kept sequences, w, w^2.
-        self._tallies = torch.zeros(len(self.settings), 6, dtype=torch.float64)
-        self._biases = RemainingBias(len(self.settings), ("token", "product"))
-        self._selected = torch.zeros(len(self.settings), len(QUANTITIES), 6, dtype=torch.float64)
+        self._tallies = torch.zeros(count, 6, dtype=torch.float64)
+        self._biases = RemainingBias(count, ("token", "product"))
+        self._selected = torch.zeros(count, len(QUANTITIES), 6, dtype=torch.float64)
         # |sum of D| of sequences, and their number.
         self._sums = torch.zeros(2, dtype=torch.float64)
+        # Five numbers of each of the first sequences, for the suggestion.
         self._parts: list[Sequences] = []
         self._held = 0
 
     def adding(self, chunk: Chunk) -> Iterator[int]:
         """Apply all settings to a chunk; yield their number so far after every one."""
         tokens = ValidTokens.of(chunk)
-        rejoined = Packed.of_lengths(tokens.lengths, tokens.d.numel())
+        lengths, some = tokens.lengths, tokens.lengths > 0
+        rejoined = Packed.of_lengths(lengths, tokens.d.numel())
         totals = rejoined.sum(tokens.d)
-        self._sums += torch.tensor([float(totals.abs().sum()), float((tokens.lengths > 0).sum())])
-        self._add_sequences(tokens)
+        self._sums += torch.tensor([float(totals.abs().sum()), float(some.sum())])
+        self._hold(tokens)
         ratios = {"token": tokens.d.double().clamp(-20.0, 20.0).exp()}
         ratios["product"] = rejoined.spread(totals.clamp(-20.0, 20.0).exp())
-        advantages = tokens.column("advantages")
         functions = self._biases.begin(tokens, ratios)
         quantities = _quantities(tokens)
-        for done, (setting, tally) in enumerate(zip(self.settings, self._tallies, strict=True), 1):
-            kept, weights = _applied(setting.spec, tokens, rejoined.offsets, advantages)
-            left = torch.bincount(tokens.owner[kept], minlength=tokens.lengths.shape[0])
-            counts = kept.numel(), kept.sum(), (tokens.lengths > 0).sum(), (left > 0).sum()
-            tally += torch.tensor([float(x) for x in (*counts, weights.sum(), weights.square().sum())]).double()
-            self._biases.add(done - 1, functions, weights)
-            self._selected[done - 1] += sums_of(left.double() / tokens.lengths.clamp(min=1), quantities)
-            yield done
+        for i, setting in enumerate(self.settings):
+            kept, weights = _applied(setting.spec, tokens, rejoined.offsets)
+            left = torch.bincount(tokens.owner[kept], minlength=lengths.shape[0])
+            counts = kept.numel(), kept.sum(), some.sum(), (left > 0).sum(), weights.sum(), weights.square().sum()
+            self._tallies[i] += torch.tensor([float(x) for x in counts]).double()
+            self._biases.add(i, functions, weights)
+            self._selected[i] += sums_of(left.double() / lengths.clamp(min=1), quantities)
+            yield i + 1
 
-    def _add_sequences(self, tokens: ValidTokens) -> None:
-        """Keep five numbers of each of the first sequences, for the suggestion."""
+    def _hold(self, tokens: ValidTokens) -> None:
         d, owner = tokens.d[tokens.finite].double(), tokens.owner[tokens.finite]
         found = Sequences.by_owner(d, owner, tokens.lengths.shape[0])
         found = found.where(torch.arange(found.n.shape[0]) < MOST_SUGGESTED - self._held)
-        if found.n.numel():
-            self._parts.append(found)
-            self._held += found.n.shape[0]
+        self._parts += [found] if found.n.numel() else []
+        self._held += found.n.shape[0]
 
     def suggestion(self) -> Suggestion | None:
         """Return what `rollout_corr.suggest` says of these sequences; None without a token."""
@@ -258,11 +252,13 @@ class WhatIf:
     def outcomes(self) -> list[tuple[Setting, SettingResult]]:
         """Return every setting with its result."""
         total, sequences = self._sums.tolist()
-        long = total > CHANCE_SUM * sequences
         found = []
         for i, (setting, tally) in enumerate(zip(self.settings, self._tallies.tolist(), strict=True)):
             n, kept, count, kept_count, w, w2 = tally
             ess = w * w / (n * w2) if w2 else 0.0
+            sums = self._selected[i]
+            # What the dump has no value of has no sums.
+            known = [q for q, values in enumerate(sums[:, 0].tolist()) if values]
             result = SettingResult(
                 kept / n if n else 0.0,
                 kept_count / count if count else 0.0,
@@ -270,17 +266,16 @@ class WhatIf:
                 ess,
                 *self._biases.bias(i, setting.target),
                 variance=max(0.0, 1.0 / ess - 1.0) if ess else math.inf,
-                too_long=setting.products and long,
-                selected=self._selections(i),
+                too_long=setting.products and total > CHANCE_SUM * sequences,
+                selected=Selection(tuple(QUANTITIES[q] for q in known), sums[known]).compared(),
             )
             found.append((setting, result))
         return found
 
-    def _selections(self, setting: int) -> tuple[Selected, ...]:
-        """Compare what trains under a setting with what does not, by the quantities that the dump has."""
-        sums = self._selected[setting]
-        known = [i for i, count in enumerate(sums[:, 0].tolist()) if count]
-        return Selection(tuple(QUANTITIES[i] for i in known), sums[known]).compared()
+
+def _selects(spec: Spec) -> bool:
+    """Return whether a Spec looks at advantages."""
+    return any(criterion.when != "any" for criterion in spec.criteria)
 
 
 def _quantities(tokens: ValidTokens) -> Tensor:
@@ -303,7 +298,7 @@ def _quantities(tokens: ValidTokens) -> Tensor:
     return torch.stack([*values.values()])
 
 
-def _applied(spec: Spec, tokens: ValidTokens, offsets: Tensor, advantages: Tensor | None) -> tuple[Tensor, Tensor]:
+def _applied(spec: Spec, tokens: ValidTokens, offsets: Tensor) -> tuple[Tensor, Tensor]:
     """Apply a setting to the M valid tokens of a chunk; return what is kept, [M] bool, and the weights, [M] float64."""
     # Only valid tokens are passed, so that masked ones are skipped once and not by every setting.
     log_mass = tokens.log_mass
@@ -312,7 +307,7 @@ def _applied(spec: Spec, tokens: ValidTokens, offsets: Tensor, advantages: Tenso
         tokens.rollout if log_mass is None else tokens.rollout - log_mass,
         Batch(cu_seqlens=offsets, kept_mass=None if log_mass is None else KeptMass(log_mass)),
         spec=spec,
-        advantages=advantages if any(criterion.when != "any" for criterion in spec.criteria) else None,
+        advantages=tokens.column("advantages") if _selects(spec) else None,
     )
     if out.weights is None:
         return out.mask, out.mask.double()
@@ -338,18 +333,13 @@ def try_all(
         found.measured.add(chunk)
         # A chunk takes minutes, and reading it took none of them.
         count, here = len(found.settings), source.progress - begun
-        for done in found.adding(_with_advantages(chunk, found)):
+        # Records without advantages select nothing, where other records have some.
+        if any(_selects(setting.spec) for setting in found.settings) or "advantages" in chunk.columns:
+            given = chunk.columns.get("advantages", torch.zeros_like(chunk.train, dtype=torch.float32))
+            chunk.columns["advantages"] = given.nan_to_num(0.0)
+        for done in found.adding(chunk):
             each(begun + here * done / count, f"setting {done} of {count}")
         begun = source.progress
         found.measured.label_names = source.label_names
     assert found is not None  # a dump without sequences raises
     return found
-
-
-def _with_advantages(chunk: Chunk, what_if: WhatIf) -> Chunk:
-    """Give records without advantages 0, which selects nothing, where other records have some."""
-    if "advantages" in chunk.columns:
-        chunk.columns["advantages"] = chunk.columns["advantages"].nan_to_num(0.0)
-    elif any(c.when != "any" for setting in what_if.settings for c in setting.spec.criteria):
-        chunk.columns["advantages"] = torch.zeros_like(chunk.train, dtype=torch.float32)
-    return chunk

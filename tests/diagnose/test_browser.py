@@ -174,7 +174,7 @@ def test_a_page_fits_and_can_be_read(name, screen, scheme, pages):
     assert len(found["tiles"]) == 5
     # What was found, with its picture; then the numbers.
     assert found["cards"][0] < height / 2
-    assert max(found["tiles"]) < (1.2 if screen == "desktop" else 2.5) * height
+    assert max(found["tiles"]) < (1.25 if screen == "desktop" else 2.5) * height
 
 
 def test_a_dark_page_has_other_colors(pages):

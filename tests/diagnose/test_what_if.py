@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ from builders.healthy import healthy
 from builders.rounding import near
 from rollout_corr.cli.main import main
 from rollout_corr.diagnose import remaining_bias
-from rollout_corr.diagnose.best_settings import _reason, _verdict, best_settings, verdict_of
+from rollout_corr.diagnose.best_settings import _reason, best_settings, verdict_of
 from rollout_corr.diagnose.read import chunk
 from rollout_corr.diagnose.read.dump import Dump
 from rollout_corr.diagnose.show import terminal
@@ -241,7 +242,7 @@ def test_the_verdict_comes_first(made, state, title, told, tmp_path, capsys, mon
     torch.save(made, tmp_path / "x.pt")
     source = Dump(tmp_path / "x.pt")
     tried = try_all(source)
-    verdict = verdict_of(tried, tried.outcomes(), tried.sequences)
+    verdict = verdict_of(tried)
     assert verdict.state == state and verdict.title.startswith(title)
     assert any(told in sentence for sentence in verdict.sentences)
     text = terminal.text_of(terminal.what_if(source, tried))
@@ -251,12 +252,23 @@ def test_the_verdict_comes_first(made, state, title, told, tmp_path, capsys, mon
 
 def test_a_better_setting_is_named():
     """Worth is compared with no correction's; a warning of the doctor stands before the numbers."""
-    tried = [(Setting("none", rc.Spec()), result(0.1, 0.0)), (weighted("w", 2.0), result(0.001, 0.05))]
-    found = _verdict([], True, tried, best_settings(tried, 100), 100)
+
+    def judged(sequences, warnings=("k3",), sure=True):
+        tried = [(Setting("none", rc.Spec()), result(0.1, 0.0)), (weighted("w", 2.0), result(0.001, 0.05))]
+        tried[0] = (tried[0][0], replace(tried[0][1], bias_low=0.05 * sure))
+        measured = SimpleNamespace(mismatch_warnings=lambda: warnings)
+        return verdict_of(SimpleNamespace(outcomes=lambda: tried, findings=list, measured=measured), sequences)
+
+    found = judged(100)
     assert (found.state, found.title) == ("better", "best here: w")
     assert found.sentences == ("The batch is worth 95.2 % of an exact one with it, and 50 % without.",)
-    assert _verdict([], False, tried, best_settings(tried, 100), 100).state == "healthy"
-    assert _verdict([], True, tried, best_settings(tried, 4), 4).state == "equal"
+    assert judged(100, ()).state == "healthy"
+    # 4 sequences are too few for the variance that a weight brings, and 8 are not.
+    keep, larger = judged(4).sentences
+    assert judged(4).state == "equal" and "keep the setting you have" in keep
+    assert larger.startswith("From about 8 sequences in a batch w pays")
+    # A bias that may be chance is no reason.
+    assert judged(4, sure=False).sentences == (keep,)
 
 
 # --- in a framework's words -------------------------------------------------------------------------------------------
@@ -383,7 +395,7 @@ def test_it_recommends_what_suggest_says(tmp_path, capsys, monkeypatch):
     told = replace(alone, sentences=alone.sentences[1:])
     what_if = WhatIf(True)
     for one in chunks_of(made):
-        what_if._add_sequences(chunk.ValidTokens.of(one))
+        what_if._hold(chunk.ValidTokens.of(one))
     assert what_if.suggestion() == told
     assert WhatIf(True).suggestion() is None
     monkeypatch.setattr("rollout_corr.diagnose.what_if.grid", list)
@@ -392,4 +404,4 @@ def test_it_recommends_what_suggest_says(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "300")
     assert main(["what-if", str(tmp_path / "x.pt")]) == 0
     said = capsys.readouterr().out
-    assert all(sentence in said for sentence in told.sentences)
+    assert all(sentence in said for sentence in told.sentences) and alone.sentences[0] not in said

@@ -69,7 +69,8 @@ def _exact(diagnosis: Diagnosed) -> dict[str, Any]:
 
 def what_if(source: Source, tried: WhatIf, sequences: float | None = None) -> dict[str, Any]:
     """Return all results of `what-if`."""
-    outcomes, count = tried.outcomes(), tried.sequences if sequences is None else sequences
+    verdict = verdict_of(tried, sequences)
+    outcomes, count = verdict.outcomes, verdict.sequences
     settings = [
         {
             "name": setting.name,
@@ -82,7 +83,6 @@ def what_if(source: Source, tried: WhatIf, sequences: float | None = None) -> di
         }
         for setting, outcome in outcomes
     ]
-    verdict = verdict_of(tried, outcomes, count)
     first = [
         {"name": one.setting.name, "config": one.setting.config}
         | {name: getattr(one, name) for name in ("worth", "does", "reason", "alike")}

@@ -268,8 +268,8 @@ def findings(diagnosis: Diagnosed) -> Iterator[Shown]:
 
 def what_if(source: Source, tried: WhatIf, everything: bool = False, sequences: float | None = None) -> Iterator[Shown]:
     """Show the verdict, then the best settings with a reason each; with `everything` the result of every setting."""
-    outcomes, count = tried.outcomes(), tried.sequences if sequences is None else sequences
-    verdict = verdict_of(tried, outcomes, count)
+    verdict = verdict_of(tried, sequences)
+    outcomes, count = verdict.outcomes, verdict.sequences
     yield verdict.title, VERDICTS[verdict.state]
     for sentence in verdict.sentences:
         yield f"   {sentence}", ""
