@@ -62,8 +62,8 @@ def dump(
     The call draws the sequences and starts their copies; a thread waits for the copies and writes. The call itself
     touches no disk, and raises nothing once its arguments are checked.
 
-    What the future has answered for is in the file, whole, once, and handed to the kernel, so a kill cannot take it
-    back; a power cut can. Processes may write to one folder; give each its own .jsonl file.
+    Once the future is done, its sequences are in the file, whole and once, and survive a kill of the process; a power
+    cut can lose them. Processes may write to one folder; give each its own .jsonl file.
 
     One thread writes, and at most eight calls wait for it; a further one writes nothing. A process that ends waits ten
     seconds for its disk and then says in a RuntimeWarning how many calls were not written. What waits is lost where a
@@ -218,7 +218,7 @@ def _columns_of(batch: Batch, turns: LogProbs | None) -> dict[str, LogProbs]:
     for field, columns in named:
         for name, x in columns.items():
             if name in TAKEN or found.get(name) is not None:
-                raise ValueError(f"{field}[{name!r}]: expected another name in a dump, which has a column of this one")
+                raise ValueError(f"{field}[{name!r}]: expected another name, because a dump has a column of this one")
             found[name] = x
     return {name: x for name, x in found.items() if x is not None}
 

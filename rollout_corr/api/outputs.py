@@ -19,7 +19,7 @@ ALIGNED = 16
 
 @dataclass(frozen=True, eq=False)
 class Outputs:
-    """Tensors that `correct` writes to, every element of them, and hands back.
+    """Tensors that `correct` writes to, every element of them, and returns.
 
     Every call overwrites them, so clone a result that has to outlive the next call, or give it tensors of its own.
 

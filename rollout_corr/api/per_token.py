@@ -34,9 +34,9 @@ def future_kl_weights(
     delta: float | None = None,
     safety: float | None = None,
 ) -> L:
-    """Weigh tokens by how far the policy has moved behind them, for `Factors` of `policy_loss` (FIPO).
+    """Weigh tokens by how far the policy has moved after them, for `Factors` of `policy_loss` (FIPO).
 
-    The weight of token t is exp of the sum of 2^(-(u - t) / half_life) x_u over the valid tokens u at and behind it,
+    The weight of token t is exp of the sum of 2^(-(u - t) / half_life) x_u over the valid tokens u at and after it,
     x = new_logp - old_logp, clamped to [lower, upper]. It is a constant, as all weights are.
 
     Args:
@@ -47,7 +47,7 @@ def future_kl_weights(
             but count in the distance u - t.
         cu_seqlens: The offsets of packed sequences, short for `Batch(cu_seqlens=...)`: [S + 1] int32 or int64.
         advantages: Per token or per sequence; read where `safety` is given.
-        half_life: Tokens behind which x counts half.
+        half_life: The number of tokens after which x counts half.
         lower: Least weight.
         upper: Largest weight.
         delta: A token whose ratio exceeds it adds nothing, or None.
@@ -93,7 +93,7 @@ def early_token_weights(
     gamma: float = 1.0,
     eps: float = 1e-8,
 ) -> L:
-    """Weigh tokens by the share of the sequence's |A| that lies at and behind them, to multiply advantages (IW-OPD).
+    """Weigh tokens by the share of the sequence's |A| that lies at and after them, to multiply advantages (IW-OPD).
 
     The weight of a token is 1 + gamma (1 - before / total), where before is the sum of |A| over the valid tokens before
     it and total that over the sequence, at least eps: 1 + gamma at the first token, and less the more has been said.

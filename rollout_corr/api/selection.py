@@ -76,8 +76,8 @@ def selection(
 ) -> Selection:
     """Compare the sequences that rejection keeps with those that it rejects, by length, reward and advantage.
 
-    A bound on a product or on the worst token of a sequence rejects long answers first, and then length decides what
-    trains. It does not wait for the device.
+    A bound on a product or on the worst token of a sequence rejects long answers first, so training is biased
+    toward short ones. It does not wait for the device.
 
     Args:
         kept: [S] bool, `Correction.keep`; or floating, the share of each sequence's trained tokens, from 0 to 1.

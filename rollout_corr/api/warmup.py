@@ -63,7 +63,7 @@ def warmup(
         decoupled: Pass `old_logp` and the correction to the loss, and not `rollout_logp` and the Spec.
         aligned: True if all tensors begin at multiples of 16 bytes, as new ones do, and padded rows have a multiple of
             16 tokens; False if never; None: both can be.
-        mean_lengths: The least and the largest mean length that sequences of a batch can have.
+        mean_lengths: The smallest and the largest mean length that sequences of a batch can have.
         threads: That compile side by side; None: as many as there are cores for this process.
         progress: Say on standard error what has been compiled, with a bar where rich is installed; None: if that is a
             terminal.
@@ -78,7 +78,9 @@ def warmup(
         raise no_loss(loss)
     least, most = mean_lengths
     if not 0.0 <= least <= most:
-        raise ValueError(f"mean_lengths: expected the least and the largest, 0 or more, got {shown(mean_lengths)}")
+        raise ValueError(
+            f"mean_lengths: expected the smallest and the largest mean length, 0 or more, got {shown(mean_lengths)}"
+        )
     read = reader("train_logp", train_logp, of)
     read.tensor("rollout_logp", rollout_logp)
     device = read.device

@@ -27,11 +27,11 @@ T = TypeVar("T", bound=Tensor | SequenceGroups | None)
 @keywords_meant(label_names="names=", index="ids=")
 @dataclass(frozen=True, eq=False)
 class Labels:
-    """Integers that sequences, turns or tokens are told apart by, and what they stand for.
+    """Integer labels of sequences, turns or tokens, and their names.
 
     Attributes:
         ids: [S] or [S, 1] of sequences, [U] or [U, 1] of turns, or one for each token in the layout of the log-probs.
-            None under two names alone: "age", the ages of `versions`, and "advantage", the signs of `advantages`.
+            None only under two names: "age", the ages of `versions`, and "advantage", the signs of `advantages`.
         names: The name of each label, in the order of the ids; or how many labels there are. For ages, a last name that
             ends in "+", such as "4+", covers all older tokens. Signs need none: they are "negative", "zero" and
             "positive".
@@ -83,7 +83,7 @@ class Batch:
         turns: The turns of each sequence, for weights and criteria over turns and for their metrics: [U + 1] int32 or
             int64 offsets among the tokens (of [B, T] row after row), with every sequence's beginning among them; an
             integer id for each token, same layout, where neighbors of a sequence with equal ids are a turn; or "runs":
-            each run of valid tokens, with the invalid ones behind it, is a turn. A 1-D tensor in the shape of packed
+            each run of valid tokens, with the invalid ones after it, is a turn. A 1-D tensor in the shape of packed
             log-probs is ids. `TurnIds` bounds their number.
         entropy: The entropy of the distribution that each token was drawn from, in nats, same layout, any dtype of
             log-probs, as the heads that give log-probs return it: for metrics, criteria with stat="entropy", the

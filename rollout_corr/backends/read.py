@@ -193,5 +193,5 @@ def _check_mass(batch: OpenBatch, log: torch.Tensor) -> None:
     if bool(above.any()):
         raise ValueError(
             "kept_mass.log_mass: expected the log of a probability, at most 0, at every valid token, got "
-            f"{log[above].max().item():.6g}; of a mass pass its log"
+            f"{log[above].max().item():.6g}; pass the log of the mass"
         )

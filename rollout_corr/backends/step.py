@@ -143,9 +143,9 @@ class Unsettled:
         for name, x, version in self.read:
             if x._version != version:
                 raise RuntimeError(
-                    f"weights and mask: expected the inputs of policy_loss as they were, but {name} was written to "
-                    "since. They are made when somebody asks: read .weights and .mask before, or call correct(...) and "
-                    "pass its result as correction="
+                    f"weights and mask: {name} was changed in place since policy_loss, and they are computed from it "
+                    "when first read. Read .weights and .mask before the change, or call correct(...) and pass its "
+                    "result as correction="
                 )
         result = operators.run_fused(self.correction, self.spec)
         return result.weights, result.mask

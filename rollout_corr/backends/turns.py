@@ -103,8 +103,8 @@ def read_turns(read: Reader, batch: OpenBatch, given: object, validate: bool, sp
         row = turns if isinstance(turns, Tensor) and turns.dim() == 1 and turns.dtype in OFFSETS else None
         if row is not None and reads and _could_be_offsets(row, batch):
             raise ValueError(
-                f"turns: expected ids or offsets, got what can be both, [{first.shape[0]}] for as many tokens; append "
-                "its last value again and it is offsets, add 1 and it is ids"
+                f"turns: expected ids or offsets, got {first.shape[0]} values for as many tokens, which can be either; "
+                "repeat the last value at the end to make them offsets, add 1 to make them ids"
             )
         # A list of no samples is opened in the dtype of log-probs.
         nothing = isinstance(turns, (list, tuple)) and not turns

@@ -25,7 +25,7 @@ def check(arguments: list[str]) -> int:
         "config",
         nargs="+",
         help=f"a file ({', '.join(SUFFIXES)}), or several (later ones win), then KEY=VALUE as on the "
-        "command line of the run; flags after --; or a folder, whose files are checked each alone",
+        "command line of the run; flags after --; or a folder, whose files are checked one by one",
     )
     parser.add_argument(
         "--framework",

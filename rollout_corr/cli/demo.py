@@ -68,7 +68,7 @@ def _program() -> str:
 
 def run(arguments: list[str]) -> int:
     """Plant a bug in a batch, let the doctor find it, correct it anyway, and write the page."""
-    parser = parser_of("demo", "Plant a bug in a realistic batch, find it, and show what specs make of it.")
+    parser = parser_of("demo", "Plant a bug in a realistic batch, find it, and compare corrections.")
     parser.add_argument("--out", default=FOLDER, metavar="FOLDER", help=f"where dump and page go; default: {FOLDER}")
     folder = Path(parser.parse_args(arguments).out)
     out = Terminal()
@@ -94,7 +94,7 @@ def run(arguments: list[str]) -> int:
     out.line()
     heads = ("spec", "kept", "ESS", "fixed: kept", "ESS")
     out.line(
-        "2. What three specs of frameworks and one from rc.suggest make of it, and of the batch without the bug",
+        "2. What three frameworks' specs and one from rc.suggest do to this batch, and to the batch without the bug",
         BOLD,
     )
     out.table("", Table(heads, rows(batch, bad)))

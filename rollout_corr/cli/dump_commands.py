@@ -29,13 +29,13 @@ FAIL_IF = "findings > 0"
 def _parser(command: str, description: str, epilog: str | None = None) -> argparse.ArgumentParser:
     """Make a parser with the arguments that say what to read."""
     parser = parser_of(command, f"{description} {ABOUT_D}", epilog)
-    parser.add_argument("file", nargs="+", help=f"a dump ({', '.join(SUFFIXES)}), or a folder of them; several are one")
+    parser.add_argument("file", nargs="+", help=f"dumps ({', '.join(SUFFIXES)}) or folders; all are read as one")
     parser.add_argument(
         "--field",
         action="append",
         default=[],
         metavar="ROLE=NAME",
-        help=f"the field of a role, where the one found by its name is wrong; roles: {', '.join(ALIASES)}",
+        help=f"read a role from the field NAME instead of the one found by its name; roles: {', '.join(ALIASES)}",
     )
     parser.add_argument("--limit", type=int, metavar="N", help="read only the first N sequences")
     parser.add_argument("--json", action="store_true", help="print all results as JSON, and nothing else")
@@ -100,14 +100,14 @@ def what_if(arguments: list[str]) -> int:
         "--framework",
         metavar="NAME",
         choices=readable("write"),
-        help="try only what this framework can say, and print the lines to paste into its configuration: "
+        help="try only what this framework can express, and print the lines to paste into its configuration: "
         f"{', '.join(readable('write'))}",
     )
     parser.add_argument(
         "--sequences",
         type=int,
         metavar="N",
-        help="sequences of a training batch: variance averages out over them and bias does not; default: the dump's",
+        help="sequences in a training batch, which average out variance and not bias; default: as many as in the dump",
     )
     chosen = parser.parse_args(arguments)
     if chosen.sequences is not None and chosen.sequences < 1:
@@ -144,18 +144,18 @@ def doctor(arguments: list[str]) -> int:
         action="append",
         default=[],
         metavar="NAME",
-        help="a field of labels, whole numbers from 0 (environment, source): name the labels that are far worse",
+        help="compare the values of a field of whole numbers from 0, such as environment: which are far worse?",
     )
     parser.add_argument(
         "--on-policy",
         action="store_true",
-        help="the dump's new_logp and train_logp come from the same weights, so that they have to be equal",
+        help="the dump's new_logp and train_logp come from the same weights, so they must be equal",
     )
     parser.add_argument(
         "--exact",
         action="store_true",
-        help="the two log-probs have to be the same bits: exit with 1 if a token differs, and say where the first is, "
-        "and what they have in common (a page of the KV cache, a prefix-cache hit, a turn, a rank by --by, ...)",
+        help="the two log-probs must agree bit for bit: exit with 1 if a token differs, and say where the first one is "
+        "and what all of them share (a page of the KV cache, a prefix-cache hit, a turn, a rank by --by, ...)",
     )
     chosen = parser.parse_args(arguments)
     conditions = [*(chosen.fail_if or [FAIL_IF]), *(["not_exact > 0"] if chosen.exact and chosen.fail_if else [])]

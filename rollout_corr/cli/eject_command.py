@@ -14,16 +14,16 @@ def run(arguments: list[str]) -> int:
     """Run `rollout-corr eject`."""
     parser = parser_of(
         "eject",
-        "Print a file that does what a spec or a recipe says, with torch alone, to be copied into a project.",
+        "Print one file to copy into a project: the correction of a spec or the loss of a recipe, in plain torch.",
         f"exit codes: {GOOD} done, {FOUND} --check found that a file was edited or is out of date, 2 it cannot be done",
     )
     parser.add_argument("name", nargs="?", help="the name of a spec or a recipe: see `rollout-corr specs`")
     kind = parser.add_mutually_exclusive_group()
-    kind.add_argument("--loss", action="store_true", help="the policy loss of a recipe, in place of its correction")
-    kind.add_argument("--kernel", action="store_true", help="the correction in Triton")
+    kind.add_argument("--loss", action="store_true", help="print the policy loss of a recipe instead of its correction")
+    kind.add_argument("--kernel", action="store_true", help="print the correction in Triton")
     kind.add_argument("--for", dest="framework", choices=tuple(FRAMEWORKS),
-                      help="with the function that a framework calls, and its metrics")  # fmt: skip
-    kind.add_argument("--metrics", action="store_true", help="with ten metrics, in one copy to the host")
+                      help="add the function that this framework calls, and its metrics")  # fmt: skip
+    kind.add_argument("--metrics", action="store_true", help="add ten metrics, in one copy to the host")
     kind.add_argument("--check", metavar="FILE", type=Path,
                       help="say which version wrote FILE, whether it was edited, and what has changed")  # fmt: skip
     chosen = parser.parse_args(arguments)

@@ -64,7 +64,7 @@ COMMANDS = {
     "report": Command("show where the two log-probs of a dump differ", "rollout_corr.cli.dump_commands:report"),
     "doctor": Command("name the causes of a mismatch; exit with 1 if any", "rollout_corr.cli.dump_commands:doctor"),
     "eject": Command(
-        "print a file that does what a spec or a recipe says, to copy", "rollout_corr.cli.eject_command:run"
+        "print one file to copy: the correction of a spec or the loss of a recipe", "rollout_corr.cli.eject_command:run"
     ),
     "what-if": Command("try all specs and a grid of thresholds on a dump", "rollout_corr.cli.dump_commands:what_if"),
 }

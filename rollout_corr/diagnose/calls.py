@@ -52,8 +52,8 @@ def doctor(
             worse than the others. The labels of a batch are among them.
         field: Of a dump, names of fields by role where the guess is wrong: {"train_logp": "old_log_probs"}.
         limit: Read only the first so many sequences.
-        on_policy: `new_logp` and `train_logp` come from the same weights, so that they have to be equal.
-        exact: The two log-probs have to be the same bits: a token that differs is an error, `not_exact`. It says how
+        on_policy: `new_logp` and `train_logp` come from the same weights, so they must be equal.
+        exact: The two log-probs must agree bit for bit: a token that differs is an error, `not_exact`. It says how
             many differ, where the first one is, and what they have in common, as `Diagnosis.in_common` does: a place in
             a page of the KV cache, a prefix-cache hit, a turn, a label of `by` (rank, batch_size, expert), ...
         progress: Show a bar on standard error; None: where that is a terminal.
@@ -72,7 +72,7 @@ def doctor(
     if exact and (
         source is rollout_logp or ("train_logp" in roles and roles["train_logp"] == roles.get("rollout_logp"))
     ):
-        raise ValueError("exact: expected two log-probs to compare, got the same as train_logp and as rollout_logp")
+        raise ValueError("exact: expected two log-probs to compare, got one tensor as both")
     read = _source(source, rollout_logp, batch, mask, cu_seqlens, by, field, limit, columns)
     return _diagnosis(read, on_policy, progress, exact)
 

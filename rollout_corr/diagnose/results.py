@@ -29,7 +29,7 @@ class Diagnosis(Diagnosed):
     Attributes:
         source: Files, or tensors: its `fields`, and the `problems` of a file.
         measured: The statistics, profiles and worst tokens of the source.
-        findings: The causes that were recognized, the gravest first.
+        findings: The causes that were recognized, the most serious first.
         mistakes: Mistakes in the configuration saved with the dumps of a job, as `check_config` names them.
     """
 
@@ -89,7 +89,7 @@ class Report:
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """The causes that were recognized in the first source, the gravest first."""
+        """The causes that were recognized in the first source, the most serious first."""
         return self.diagnoses[0].findings
 
     @property

@@ -340,8 +340,8 @@ class PendingMetrics:
     def _check(self, most: float, least: float) -> None:
         if most != -least:
             raise ValueError(
-                "statistics: expected equal Specs and objectives on all ranks that they were reduced over, got others "
-                f"than this rank's {self._spec!r}, {self._objective!r}; a Batch with validate=True, "
+                "statistics: expected equal Specs and objectives on all ranks that they were reduced over, got some "
+                f"that differ from this rank's {self._spec!r}, {self._objective!r}; a Batch with validate=True, "
                 "or reducing copies on the CPU, names the ranks"
             )
 
@@ -384,7 +384,7 @@ class PendingMetrics:
         if by is not None:
             if names not in ("native", "dashboard"):
                 raise ValueError(
-                    f"by: expected None with names={names!r}, got {by!r}: labels have native metrics alone"
+                    f"by: expected None with names={names!r}, got {by!r}: only native metrics exist by label"
                 )
             from . import on_tensors
 

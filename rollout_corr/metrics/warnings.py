@@ -178,7 +178,7 @@ def _filled(metrics: Mapping[str, float], measured: float) -> list[str]:
         if count >= max(FILLED_TOKENS, FILLED * measured, FILLED_TIMES * other):
             return [
                 f"{side}_logp is exactly 0 or -1 at {count:.0f} of {measured:.0f} tokens, and the other side more than "
-                f"1 nat away: placeholders where log-probs are missing, or padding under a mask that is not its own; "
+                f"1 nat away: placeholders where log-probs are missing, or padding that the mask does not cover; "
                 f"{REMEDIES[side]}, or mask these tokens"
             ]
     return []

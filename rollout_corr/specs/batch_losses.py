@@ -51,8 +51,8 @@ class ClipCov(PPO):
     """PPO's clip, with the loss set to 0 at a few randomly drawn tokens of large covariance (Clip-Cov).
 
     The draw is a function of `seed`, of the sequence and of the token's place among the valid tokens of its sequence,
-    so a call repeats to the bit, whatever the padding. A sequence is known by `Batch.sequence_ids`, and
-    without by its place in the call. Give every step another seed, or other ids.
+    so a call repeats to the bit, whatever the padding. `Batch.sequence_ids` identifies a
+    sequence; without them its place in the call does. Give every step another seed, or other ids.
 
     Args:
         low: As for PPO.

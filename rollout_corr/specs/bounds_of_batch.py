@@ -169,7 +169,7 @@ class _Ends(Grouped):
 @keywords_meant(k="count=", n="count=", q="share=", fraction="share=")
 @dataclass(frozen=True, repr=False)
 class Bottom(_Ends):
-    """The end of the smallest values, for `upper`: keeps so many, and all that equal the last of them.
+    """Keep the smallest values, as `upper`: a number of them, and all that equal the last of these.
 
     Args:
         count: How many, at least 1; where there are fewer values all are kept.
@@ -187,7 +187,7 @@ class Bottom(_Ends):
 @keywords_meant(k="count=", n="count=", q="share=", fraction="share=")
 @dataclass(frozen=True, repr=False)
 class TopK(_Ends):
-    """The end of the largest values, for `lower`: keeps so many, and all that equal the last of them.
+    """Keep the largest values, as `lower`: a number of them, and all that equal the last of these.
 
     Args:
         count: How many, at least 1; where there are fewer values all are kept.
@@ -320,8 +320,8 @@ def check_labels(labels: Sequence[str], of_weight: Mapping[Side, OfBatch]) -> No
     """Refuse the label of a criterion that the bounds of the weight have as metrics."""
     if WEIGHT in labels and of_weight:
         raise ValueError(
-            f"Criterion.label: expected anything but {WEIGHT!r} with a weight whose bounds the batch decides, which "
-            "are metrics by that name"
+            f"Criterion.label: expected another label than {WEIGHT!r} with a weight whose bounds the batch decides, "
+            "because they are metrics by that name"
         )
 
 

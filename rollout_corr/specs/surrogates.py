@@ -404,7 +404,7 @@ class DRO(Surrogate):
     """Direct reward optimization: -(A new_logp - beta / 2 x^2). It has no ratio, so weights multiply it in every mode.
 
     With level="sequence" it squares X, the sum of x over the sequence (Kimi K1.5). The value of a token is its share,
-    -(A new_logp - beta / 2 sg(X) x), with the gradient of X squared: all tokens pull each one.
+    -(A new_logp - beta / 2 sg(X) x), with the gradient of X squared, so every token of the sequence moves each of them.
 
     Args:
         beta: Pull toward base. x and X are saturated at +-1024.
@@ -448,7 +448,7 @@ def without_ratio(clamp: float) -> Surrogate:
 class TOPR(Surrogate):
     """Tapered off-policy REINFORCE: -positive A new_logp where A is good, else -negative sg(min(r, upper)) A new_logp.
 
-    What is good is learned from whatever policy it comes; what is bad counts less where the policy has left it already.
+    Good tokens are learned whatever policy sampled them; bad ones count less where the policy has already moved away.
 
     Args:
         threshold: A token is good where A is above it.

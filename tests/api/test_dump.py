@@ -223,9 +223,13 @@ WRONG = [
     (
         {"batch": of(labels={"mask": rc.Labels(torch.zeros(1), 2)})},
         V,
-        "labels['mask']: expected another name in a",
+        "labels['mask']: expected another name, because a",
     ),
-    ({"batch": of(external={"versions": torch.zeros(12)})}, V, "external['versions']: expected another name in a dump"),
+    (
+        {"batch": of(external={"versions": torch.zeros(12)})},
+        V,
+        "external['versions']: expected another name",
+    ),
 ]
 
 

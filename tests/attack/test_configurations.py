@@ -28,7 +28,7 @@ ONCE = {
     ".json blocks around a large rest": "nested too deeply",
     f".toml key {shown('a' + '.a' * 8000)}": "a key of more than 64 parts",
     f".toml key {shown(A_LONG_KEY)}": "a key of more than 64 parts",
-    ".sh variables that double": "its variables stand for more than 1 MiB of text",
+    ".sh variables that double": "its variables expand to more than 1 MiB of text",
     ".sh variables in unclosed brackets": "",
     ".sh brackets unclosed": "",
     "a pipe": "expected a regular file",

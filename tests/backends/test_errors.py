@@ -100,7 +100,7 @@ OF_TURNS = [
     (lambda _: turned(two(0, 4, 9)), V, "turns: expected offsets within [0, 6]"),
     (lambda _: turned(two(3, 3, 1, 1, 3)), V, "have the shape of the log-probs, [6], not [5]"),
     (lambda _: turned(two().long()), V, "turns: expected shape [turns + 1], got [0]"),
-    (lambda _: turned(two(0, 0, 4, 4, 5, 6)), V, "turns: expected ids or offsets, got what can be both, [6] for as"),
+    (lambda _: turned(two(0, 0, 4, 4, 5, 6)), V, "turns: expected ids or offsets, got 6 values for as many tokens"),
     (lambda _: turned(torch.zeros(6)), V, "turns: expected a dtype among "),
     (lambda _: turned(torch.zeros(2, 3).long()), V, "turns: expected shape [6] (of train_logp), got [2, 3]"),
     (lambda _: turned("run"), V, "turns: expected offsets, ids or 'runs', got 'run'"),

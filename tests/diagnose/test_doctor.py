@@ -338,7 +338,7 @@ ROWS = [
      r"the engine's temperature is about 0\.(69|70|71) \(0\.6\d to 0\.7\d\) times"),
     ("1.3", WARM, "temperature error", "the trainer has the sharper policy", "!compare tokens of the current version"),
     ("1.3, since some version", lambda: since_version(WARM(), 3, 4), "temperature warning",
-     "surer since version 3 looks the same: compare tokens of the current version"),
+     "more confident since version 3 looks the same: compare tokens of the current version"),
     ("sure tokens are no multiples", sure_and_cool, "temperature error ..."),
     ("some sequences at 0.6", partial(every_eighth_at, 0.6), "outliers warning ...",
      r"there a temperature explains 100 % of it: .* about 0\.\d\d \(0\.5\d to 0\.6"),

@@ -127,7 +127,7 @@ def test_a_side_in_bfloat16_is_what_differences_have_in_common():
     columns["rollout_logp"] = columns["train_logp"].bfloat16().float()
     finding = diagnosed(columns).findings[0]
     assert finding.name == "not_exact" and finding.evidence[1] == "what [bfloat16] says below makes tokens differ"
-    assert finding.advice == "Mend that first, and compare again."
+    assert finding.advice == "Fix that first, and compare again."
 
 
 @pytest.mark.parametrize(
@@ -185,7 +185,7 @@ X = torch.zeros(2, 3)
 @pytest.mark.parametrize(
     ("arguments", "more", "message"),
     [
-        ((X, X), {}, "exact: expected two log-probs to compare, got the same as train_logp and as rollout_logp"),
+        ((X, X), {}, "exact: expected two log-probs to compare, got one tensor as both"),
         ((X, X + 1), {"mask": X}, "exact: expected valid tokens to compare, got none in tensors"),
         (("x.pt",), {"field": {"train_logp": "a", "rollout_logp": "a"}}, "got the same as train_logp"),
     ],

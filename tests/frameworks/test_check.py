@@ -578,7 +578,7 @@ WRONG = {
     "run.json": ("{", "Expecting property name"),
     "run.py": ("f(", "line 1: "),
     "aliases.yaml": (ALIASES, "got more than 30000 values"),
-    "defaults.yaml": ("defaults: gone.yaml", "gone.yaml, which is not there"),
+    "defaults.yaml": ("defaults: gone.yaml", "gone.yaml, which does not exist"),
 }  # fmt: skip
 
 

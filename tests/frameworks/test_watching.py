@@ -257,7 +257,7 @@ def test_a_spec_that_needs_more_than_the_framework_has_is_refused(name):
     if name not in ("areal", "openrlhf"):  # which log none of ours
         assert switches["metrics"].default == "dashboard"
     install = drop_in_of(name).install
-    with pytest.raises(ValueError, match=f"^spec: expected one that needs no turns, which {name} does not hand"):
+    with pytest.raises(ValueError, match=f"^spec: expected one that needs no turns, which {name} does not pass"):
         install(spec=rc.Spec(turns=True))
     gated = rc.Spec(criteria=(rc.Criterion("abs", upper=1.0, when="negative_advantage"),))
     refused = {"trl": ImportError, "openrlhf": ImportError}.get(name, ValueError)  # these two have advantages
@@ -271,7 +271,7 @@ def test_errors_of_the_switches(made, tmp_path):
     for path, every, said in (
         ("x.csv", 1, "dump: expected a name"),
         *(("x", every, f"{whole}{every}") for every in (0, -1, True, 1.5)),
-        (None, 5, "every: expected with dump"),
+        (None, 5, "every: expected dump="),
     ):
         with pytest.raises(ValueError, match=said):
             drop_in.install(fake.targets, path, every)

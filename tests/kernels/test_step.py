@@ -221,7 +221,7 @@ def test_weights_of_inputs_that_were_written_to_are_refused():
     with unchecked():
         out, _ = given.loss("triton")
         given.rollout.add_(1.0)
-        with pytest.raises(RuntimeError, match="rollout_logp was written to"):
+        with pytest.raises(RuntimeError, match="rollout_logp was changed in place"):
             _ = out.weights
         assert "weights=(not made yet), keep=bool[5]" in repr(out)
 

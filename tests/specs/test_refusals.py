@@ -179,7 +179,7 @@ WRONG_VALUES = {
     "Weight('prefix', upper=Quantile(0.5), growth='sqrt')": "Weight.upper: expected a number with growth='sqrt', got "
     "Quantile(0.5)",
     "Spec(Weight.token(upper=Quantile(0.5)), (Criterion('abs', upper=1.0, label='weight'),))": "Criterion.label: "
-    "expected anything but 'weight' with a weight whose bounds the batch decides",
+    "expected another label than 'weight' with a weight whose bounds the batch decides",
     "Spec.from_dict({'criteria': [{'stat': 'abs', 'bounds': {'rule': 'Quantile', 'q': 0.5}}]})":
         "Spec.criteria[0].bounds: expected a pair [lower, upper], got the mapping …as lower or upper",
     "Spec.from_dict({'weight': {'over': 'token', 'upper': {'rule': 'Half'}}})": "Spec.weight.upper: expected a "

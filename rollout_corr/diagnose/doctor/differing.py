@@ -37,7 +37,7 @@ def not_exact(measured: Measurement, metrics: Metrics) -> Signs | None:
     known = [each.name for each in (wrong_values.nonfinite, wrong_values.bfloat16) if each.recognize(measured, metrics)]
     if known and not found:
         said = [f"what [{known[0]}] says below makes tokens differ"]
-        advice = "Mend that first, and compare again."
+        advice = "Fix that first, and compare again."
     numbers = {
         "tokens_differing": float(bits.differing),
         "tokens_differing_fraction": bits.differing / bits.tokens,

@@ -275,7 +275,7 @@ NOT_INVARIANT = (
 )
 PREFIX = (
     "Turn the prefix cache off (vLLM: --no-enable-prefix-caching; SGLang: --disable-radix-cache) and dump again: what "
-    "is computed behind a hit takes another kernel, or another split of its sums, than a whole prefill."
+    "is computed after a hit takes another kernel, or another split of its sums, than a whole prefill."
 )
 REPLICA = "Compare what serves these with the others: weights, versions of kernels and libraries, GPU, parallelism."
 ATTENTION = (
@@ -320,7 +320,7 @@ HYPOTHESES = (
         "turn",
         "tokens",
         "from turn {at:g} on (the first is 0)",
-        f"Later turns are prefilled behind what the engine has cached. {PREFIX}",
+        f"Later turns are prefilled after what the engine has cached. {PREFIX}",
         _turns,
     ),
     Hypothesis("prefix_hit", "tokens", "behind a prefix-cache hit ({of}{pages})", PREFIX, _prefix_hits("tokens")),

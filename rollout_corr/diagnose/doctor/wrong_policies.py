@@ -161,7 +161,7 @@ def temperature(measured: Measurement, metrics: Metrics) -> Signs | None:
         explained = "sampling was truncated as well, which makes the interval wide"
     versions = measured.evidence.values["versions"]
     sharpened = slope > 0 and bool(versions)
-    same = f"a policy that became surer since version {min(versions, default=0):g} looks the same"
+    same = f"a policy that became more confident since version {min(versions, default=0):g} looks the same"
     later = (f"{same}: compare tokens of the current version",) if sharpened else ()
     return Signs(
         title,

@@ -247,7 +247,7 @@ class DropIn:
         self.check(switches)
         boolean("warnings", warnings)
         if dump is None and every != 100:
-            raise ValueError(f"every: expected with dump=..., which says where to write, got every={every} alone")
+            raise ValueError(f"every: expected dump=... too, which says where to write, got every={every} alone")
         dumps = None if dump is None else Dumps(dump, every)
         if not present(self.framework):
             raise ImportError(
@@ -295,7 +295,7 @@ class DropIn:
         for need, needed in NEEDS.items():
             if need not in self.brings and needed(spec):
                 raise ValueError(
-                    f"spec: expected one that needs no {need}, which {self.framework} does not hand to its correction, "
+                    f"spec: expected one that needs no {need}, which {self.framework} does not pass to its correction, "
                     f"got {shown(spec)}"
                 )
 

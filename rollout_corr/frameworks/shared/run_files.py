@@ -157,7 +157,7 @@ def _inherited(found: Settings, path: Path, files: Files) -> Settings:
         except (OSError, ValueError, RuntimeError) as error:  # no name of a file, or links that lead in a circle
             raise UnreadableRun(f"{path}: its defaults name {name}: {error}") from error
         if there is None:
-            raise UnreadableRun(f"{path}: its defaults name {name}, which is not there")
+            raise UnreadableRun(f"{path}: its defaults name {name}, which does not exist")
         if there not in files.read:
             if len(files.read) >= MOST_FILES:
                 raise UnreadableRun(f"{path}: its defaults name more than {MOST_FILES} files")

@@ -125,7 +125,7 @@ class Variables(dict[str, str]):
         value = self.get(name, HOLE)
         self.left -= len(value)
         if self.left < 0:
-            raise ValueError(f"its variables stand for more than {MOST_TEXT >> 20} MiB of text")
+            raise ValueError(f"its variables expand to more than {MOST_TEXT >> 20} MiB of text")
         return value
 
 

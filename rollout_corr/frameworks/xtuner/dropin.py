@@ -182,7 +182,7 @@ def pool_rollout_is_metrics(
         return {}
     packs = [metrics for metrics in rollout_is_metrics if isinstance(metrics, Metrics)]
     if len(packs) < len(rollout_is_metrics):
-        raise TypeError("rollout_is_metrics: expected what the replaced method returned, got plain dicts too")
+        raise TypeError("rollout_is_metrics: expected what the replaced method returned, got plain dicts among them")
     merged = Statistics.sum(pack.statistics for pack in packs).to(device).all_reduce()
     found = _metrics(merged.metrics_async(), merged.spec or Spec(), packs[0].switches)
     if not found["mismatch/valid"]:
@@ -235,7 +235,7 @@ def _offsets(num_tokens: Tensor | Sequence[int], tokens: int) -> Tensor:
     lengths = torch.as_tensor(num_tokens, dtype=torch.int64, device="cpu").reshape(-1)
     offsets = offsets_of(lengths, tokens, "num_tokens")
     if (total := int(offsets[-1])) != tokens:
-        raise ValueError(f"num_tokens: expected {tokens} tokens together (of old_log_prob), got {total}")
+        raise ValueError(f"num_tokens: expected {tokens} tokens in total (of old_log_prob), got {total}")
     return offsets
 
 

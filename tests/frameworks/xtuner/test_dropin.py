@@ -132,7 +132,7 @@ def test_nonfinite():
         ({"rollout_is_threshold": (0.8, 1.2)}, ValueError, r"expected \(upper, lower\) with upper > lower"),
         ({"rollout_is_mask_threshold": 2.0}, TypeError, "rollout_is_mask_threshold: expected a pair"),
         ({"old": torch.zeros(2, 25)}, ValueError, r"old_log_prob: expected shape \[1, S\], packed, got \[2, 25\]"),
-        ({"lengths": LENGTHS[:-1]}, ValueError, "num_tokens: expected 25 tokens together .*, got 21"),
+        ({"lengths": LENGTHS[:-1]}, ValueError, "num_tokens: expected 25 tokens in total .*, got 21"),
         ({"rollout": torch.zeros(1, 24)}, ValueError, r"rollout_logp: expected shape \[1, 25\]"),
         ({"rollout": None}, TypeError, "rollout_log_prob: expected a tensor, got None; set return_logprob=True"),
     ],
