@@ -36,6 +36,7 @@ ARMS: dict[str, tuple[bool, rc.Spec, bool]] = {
     "no mismatch": (False, WATCH, False),
     "uncorrected": (True, WATCH, False),
     "token truncation": (True, rc.Spec(weight=rc.TIS(2.0)), False),
+    "TIS + suggest": (True, rc.Spec(weight=rc.TIS(2.0)), True),
     "suggested rejection": (True, rc.Spec(), True),
 }
 List = tuple[list[int], list[int]]  # a prompt and its answer

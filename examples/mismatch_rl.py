@@ -3,8 +3,8 @@
     pip install /path/to/rollout-corr matplotlib rich
     python mismatch_rl.py            # mismatch_results.py next to it; minutes on one CPU core, seconds with --tiny
 
-Five runs from the same start, for each of several seeds: rollouts without a mismatch; with one, uncorrected; and
-with three corrections. The policy gets a list of digits and writes it sorted; the reward is 1 if all of it is right,
+Six runs from the same start, for each of several seeds: rollouts without a mismatch; with one, uncorrected; and
+with four corrections. The policy gets a list of digits and writes it sorted; the reward is 1 if all of it is right,
 else 0. Some supervised lessons teach it half of the task, then GRPO takes over: groups of samples, normalized rewards,
 two PPO steps per rollout. Rollouts and their log-probs come from a copy that is some steps old, with every matrix
 rounded to a few bits and one scale per row. The script writes a picture, a table, and all curves as JSON.
@@ -46,10 +46,12 @@ ARMS = {
     "no mismatch": rc.spec("verl.disabled"),  # its rollouts come from the policy itself
     "uncorrected": rc.spec("verl.disabled"),
     "token truncation": rc.spec("verl.decoupled_token_is"),
+    "TIS + suggest": rc.Spec(weight=rc.TIS(2.0)),
     "sequence rejection": rc.spec("skyrl.product_mask"),
     "geometric masking": rc.spec("skyrl.geometric_mask", low=1 / 1.1, high=1.1),
 }
-
+# As README does it: after the first `Setting.every` steps, `rc.suggest` adds bounds of rejection, once.
+SUGGESTED = "TIS + suggest"
 
 # A run of fewer steps shows noise: in docs/trust.md the curves part after about so many.
 SHORTEST = 60
@@ -192,9 +194,10 @@ def reward_on_fresh_lists(policy: Policy, setting: Setting) -> float:
 
 
 def train(
-    spec: rc.Spec, seed: int, setting: Setting, mismatch: bool = True, tick: Callable[[], object] = lambda: None
+    arm: str, seed: int, setting: Setting, tick: Callable[[], object] = lambda: None
 ) -> Iterator[dict[str, float]]:
     """Train by RL from the half-taught policy of a seed; yield a point every `setting.every` steps."""
+    spec, mismatch = ARMS[arm], arm != "no mismatch"
     start = warm_start(seed, setting.width, setting.lessons, setting.lengths)
     policy, sampler = copy.deepcopy(start), copy.deepcopy(start)
     generator = torch.Generator().manual_seed(seed)
@@ -216,6 +219,8 @@ def train(
         with torch.no_grad():
             old_logp = logp_of(policy, prompt, answer)
         batch = rc.Batch(mask=mask)
+        if arm == SUGGESTED and step == setting.every - 1:
+            spec = replace(spec, criteria=rc.suggest(old_logp, rollout_logp, batch).spec.criteria)
         out = rc.correct(old_logp, rollout_logp, batch, spec=spec)
         for rows in torch.randperm(len(prompt), generator=generator).chunk(2):
             new_logp, weights = logp_of(policy, prompt[rows], answer[rows]), out.weights
@@ -262,7 +267,7 @@ def run(arms: Sequence[str], seeds: Sequence[int], setting: Setting) -> Curves:
         for seed in seeds:
             for arm in arms:
                 curves[arm].append([])
-                for point in train(ARMS[arm], seed, setting, arm != "no mismatch", lambda: bar.advance(task)):
+                for point in train(arm, seed, setting, lambda: bar.advance(task)):
                     curves[arm][-1].append(point)
                 if not console.is_terminal:
                     finished = sum(map(len, curves.values()))

@@ -28,7 +28,7 @@ class Attempt:
 
     Attributes:
         note: The switch of the installation; None without one.
-        refused: The part that was refused at its import, which ended the installation.
+        refused: The part whose refusal is the newest: at its import, which ended the installation, or by `install()`.
         imported: The parts that are imported.
         said: The first refusal.
     """
@@ -61,7 +61,10 @@ class Attempt:
         misfits = [words for part, words in self.fake.misfits.items() if part in self.imported]
         # An installation that is as it should be is not looked at again.
         stands = self.note == note
-        if not self.attempt(lambda: self.drop_in.install(self.fake.targets, note=note), [] if stands else misfits):
+        said = self.attempt(lambda: self.drop_in.install(self.fake.targets, note=note), [] if stands else misfits)
+        if said:
+            self.refused = next(part for part in self.imported if self.fake.misfits.get(part, said + "?") in said)
+        else:
             self.note, self.refused = note, None
 
     def do_uninstall(self):
@@ -69,17 +72,17 @@ class Attempt:
         self.note = self.refused = None
 
     def attempt(self, action, expected):
-        """Tell whether an action was refused; compare with the words that one of the refusals has."""
+        """Return the refusal of an action, or an empty text; compare with the words that one of the refusals has."""
         try:
             action()
         except RuntimeError as error:
             if not any(words in str(error) for words in expected):
                 raise Wrong(f"expected one of {expected}, got {error}") from error
             self.said = self.said or str(error)
-            return True
+            return str(error)
         if expected:
             raise Wrong(f"nothing was refused, expected {expected}")
-        return False
+        return ""
 
     def check(self, after):
         state = self.drop_in.installed()

@@ -43,35 +43,39 @@ def presets() -> str:
 
 
 def losses() -> str:
-    """Return the tables of recipes: the loss of each, its spec by name, what it is divided by, unusual log-probs.
+    """Return the tables of recipes: the loss of each, and what else it has, unless that is the usual.
 
-    Recipes of a framework that differ in their names alone share a row. A note that all of them have stands above.
+    Recipes of a framework that differ in their names alone share a row. What all of them have stands above.
     """
     lines = [BEGIN.format("losses")]
     specs = {preset.name: preset.build() for preset in every_preset()}
     for framework, found in groupby(every_recipe().items(), key=lambda item: item[0].partition(".")[0]):
-        rows: dict[tuple[str, ...], list[str]] = {}
+        rows: dict[tuple[str, tuple[str, ...]], list[str]] = {}
         for name, recipe in found:
             made = recipe.build()
             loss, mean = made.loss, made.loss.mean
             terms = [term for term in (loss.surrogate, loss.kl, loss.regularizer) if term is not None]
             # The name of the Spec that the recipe runs, its own if there is one.
             same = [preset for preset, spec in specs.items() if spec == made.spec]
-            cells = (
-                " + ".join(_code(expression(term).replace(", ", ",")) for term in terms),
-                "-" if made.spec is None else "of its name" if name in same else _code(same[0]),
-                (mean.of if mean.length is None else f"{mean.of} / {mean.length:g}")
-                + ("" if mean.of == "sum" or mean.over == "original" else f" over {mean.over}"),
-                "; ".join(filter(None, (_needs(recipe), recipe.note))) or "-",
+            over = "" if mean.of == "sum" or mean.over == "original" else f" over {mean.over}"
+            divided = (mean.of if mean.length is None else f"{mean.of} / {mean.length:g}") + over
+            more = (
+                "" if made.spec is None else "spec of its name" if name in same else f"spec {_code(same[0])}",
+                "" if divided == "token" else f"mean {divided}",
+                _needs(recipe),
+                *recipe.note.split("; "),
             )
-            rows.setdefault(cells, []).append(_code(name))
-        notes = [cells[-1].split("; ") for cells in rows]
-        every = [note for note in notes[0] if note != "-" and all(note in others for others in notes)]
+            cell = " + ".join(_code(expression(term).replace(", ", ",")) for term in terms)
+            rows.setdefault((cell, tuple(filter(None, more))), []).append(_code(name))
+        first, *others = (more for _, more in rows)
+        every = [part for part in first if all(part in more for more in others)]
         made_rows = [
-            (", ".join(names), *cells[:-1], "; ".join(n for n in cells[-1].split("; ") if n not in every) or "-")
-            for cells, names in rows.items()
+            (", ".join(names), cell, "; ".join(part for part in more if part not in every) or "-")
+            for (cell, more), names in rows.items()
         ]
-        head = ("recipe", "loss", "spec", "mean", "note")
+        head: tuple[str, ...] = ("recipe", "loss", "and")
+        if all(row[-1] == "-" for row in made_rows):
+            head, made_rows = head[:-1], [row[:-1] for row in made_rows]
         lines += _folded(framework, "; ".join(every), head, made_rows)
     return "\n".join([*lines, "", END, ""])
 

@@ -27,8 +27,9 @@ BEGIN, END = (
 # Below the title of a table: what its rows leave out.
 NOTES = {
     WEIGHTS: """
-These rows are over tokens. A call returns the same statistics over sequences, and over turns if the Weight is over
-turns; the key then begins with another word:
+The first five rows also exist before the bounds, as `weight_before_bounds_mean` and so on. All rows are over tokens. A
+call returns the same statistics over sequences, and over turns if the Weight is over turns; the key then begins with
+another word:
 
 | in place of `weight_` | over | when |
 |---|---|---|
@@ -112,13 +113,15 @@ def rows() -> list[Metric]:
 
 
 # A row that the note of its table stands for.
-NOTED = re.compile(r"(sequence|sequence_mean|turn)_weight_(?!divisor)|(middle|last)_turn_token_")
+NOTED = re.compile(
+    r"(sequence|sequence_mean|turn)_weight_(?!divisor)|weight_before_bounds_(?!p\d)|(middle|last)_turn_token_"
+)
 PERCENTILE = re.compile(r"(.*_p)([\d.]+)")
 
 
 def lines_of(found: list[Metric]) -> list[str]:
     """A table; the percentiles of a quantity are one row."""
-    lines = ["| key | meaning | formula | unit | over | healthy |", "|---|---|---|---|---|---|"]
+    lines = ["| key | meaning | formula | over | healthy |", "|---|---|---|---|---|"]
     shown = [row for row in found if not NOTED.match(row.key)]
     for name, same in groupby(shown, lambda row: PERCENTILE.sub(r"\1", row.key)):
         row, *others = same
@@ -128,7 +131,7 @@ def lines_of(found: list[Metric]) -> list[str]:
             key = f"`{name}Q`, Q of {', '.join(percents)}"
             words = words.replace(f"percentile {percents[0]}", "percentile Q")
             formula = formula.replace(f", {percents[0]})", ", Q)")
-        cells = (key, words, formula, row.unit, row.over.words, row.healthy)
+        cells = (key, words, formula, row.over.words, row.healthy)
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return lines
 

@@ -151,6 +151,7 @@ def test_metrics_page_is_fresh():
     assert placeholders in " ".join(page.split())
     for row in metrics_page.rows():  # those without a row of their own have the key of one that stands for them
         key = re.sub(r"^(sequence|sequence_mean|turn)_(?=weight_(?!divisor))", "", row.key)
+        key = re.sub(r"^weight_before_bounds_(?!p\d)", "weight_", key)
         key = re.sub(r"_p[\d.]+$", "_pQ", re.sub("^(middle|last)_turn", "first_turn", key))
         assert f"\n| `{key}`" in page.partition("## What `warn")[0], row.key
 

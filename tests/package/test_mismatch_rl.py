@@ -42,8 +42,7 @@ def results(load):
 def test_rollouts_are_as_old_as_they_should_be(example):
     """With 20-bit integers only the age matters: no mismatch in the first step, and never at age 0."""
     fine = replace(example.TINY, bits=20, every=1)
-    spec = example.ARMS["uncorrected"]
-    ages = {stale: [p["kl"] for p in example.train(spec, 0, replace(fine, stale=stale))] for stale in (0, 1, 2)}
+    ages = {s: [p["kl"] for p in example.train("uncorrected", 0, replace(fine, stale=s))] for s in (0, 1, 2)}
     assert max(ages[0]) < 1e-6 and ages[1][0] < 1e-6 < 1e-5 < max(ages[1][1:])
     assert ages[2][:2] == ages[1][:2] and ages[2][2] > ages[1][2]
 
@@ -90,10 +89,22 @@ def test_arms_are_the_recipes(example):
     """The arms are what the page says."""
     arms = example.ARMS
     assert arms["no mismatch"] == arms["uncorrected"] and not arms["uncorrected"].criteria
-    assert arms["uncorrected"].weight is None and arms["token truncation"].weight == rc.Weight.token(upper=2.0)
+    assert arms["uncorrected"].weight is None
+    assert arms["token truncation"].weight == arms[example.SUGGESTED].weight == rc.Weight.token(upper=2.0)
     (product,), (geometric,) = (arms[x].criteria for x in ("sequence rejection", "geometric masking"))
     assert (product.reduce, product.lower, product.upper) == ("sum", 0.5, 2.0)
     assert (geometric.reduce, geometric.lower, geometric.upper) == ("mean", 1 / 1.1, 1.1)
+
+
+def test_the_bounds_of_readme_are_suggested_once(example, monkeypatch):
+    asked, suggest = [], rc.suggest
+    monkeypatch.setattr(rc, "suggest", lambda *given: asked.append(given) or suggest(*given))
+    for arm in example.ARMS:
+        kept = [point["kept"] for point in example.train(arm, 0, replace(example.TINY, prompts=32))]
+        assert len(asked) == (arm == example.SUGGESTED), arm
+        if asked:
+            assert min(kept) < 1.0
+            asked.clear()
 
 
 def published(folder: str, run: str = "results") -> dict:
@@ -112,11 +123,8 @@ def test_fresh_weights_end_where_no_mismatch_does(results):
 
 def test_the_committed_tables_are_the_committed_numbers(results):
     short, engine = published("mismatch_rl"), published("engine_rl")
-    whole = f"{results.table_of(engine)}\n{results.over_time(engine)}"
     for page, table in (
-        ("docs/mismatch_rl/results.md", results.table_of(short)),
         ("docs/trust.md", results.table_of(short)),
-        ("docs/engine_rl/results.md", whole),
         ("docs/trust.md", results.table_of(engine)),
         ("tests/engine/README.md", results.over_time(engine)),
     ):
@@ -135,7 +143,9 @@ def test_the_rewards_in_readme_are_the_committed_ones(results):
     rewards = {arm: statistics.fmean(runs) for arm, runs in end.items()}
     gains = [a - b for a, b in zip(end["token truncation"], end["uncorrected"], strict=True)]
     told = [rewards[arm] for arm in ("no mismatch", "uncorrected", "before RL", "token truncation")]
-    told += [statistics.fmean(gains), results.p_value(gains), rewards["suggested rejection"]]
+    told += [statistics.fmean(gains), results.p_value(gains)]
+    short = ends_of(results, published("mismatch_rl"))
+    told += [statistics.fmean(short[arm]) for arm in ("TIS + suggest", "token truncation", "uncorrected")]
     part = (ROOT / "README.md").read_text(encoding="utf-8").partition("## What it does to a run")[2]
     assert re.findall(r"0\.\d{3}", part) == [f"{x:.3f}" for x in told]
 
@@ -148,11 +158,13 @@ def test_the_rewards_in_readme_are_the_committed_ones(results):
             "results",
             [
                 *(("no mismatch", arm) for arm in ("start", "uncorrected", "sequence rejection")),
-                *(("no mismatch", arm) for arm in ("token truncation", "geometric masking")),
-                *((arm, "uncorrected") for arm in ("token truncation", "geometric masking")),
+                *(("no mismatch", arm) for arm in ("token truncation", "TIS + suggest", "geometric masking")),
+                *((arm, "uncorrected") for arm in ("token truncation", "TIS + suggest", "geometric masking")),
             ],
             [
-                *itertools.combinations(("token truncation", "sequence rejection", "geometric masking"), 2),
+                *itertools.combinations(
+                    ("token truncation", "TIS + suggest", "sequence rejection", "geometric masking"), 2
+                ),
                 ("sequence rejection", "uncorrected"),
                 ("uncorrected", "start"),
             ],

@@ -67,7 +67,7 @@ NO_NUMBER = Declared(
 PADDING = Declared(
     "NaN in the padding",
     "dropins_in_depth.md",
-    "NaN or infinity behind the mask makes the ratio of the sequence NaN",
+    "NaN or infinity at a masked token makes the ratio of the sequence NaN",
     among("nan_behind_mask"),
 )
 LEFT_OUT = Declared(

@@ -56,7 +56,7 @@ NO_NUMBER = Declared(
 PADDING = Declared(
     "NaN behind the mask",
     "dropins_in_depth.md",
-    "one NaN, behind the mask too, is NaN in the weight and then in the loss",
+    "one NaN, even at a masked token, is NaN in the weight and then in the loss",
     among("nan_behind_mask"),
 )
 OWN_MASK = Declared(
