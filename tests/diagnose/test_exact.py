@@ -187,7 +187,7 @@ X = torch.zeros(2, 3)
     [
         ((X, X), {}, "exact: expected two log-probs to compare, got one tensor as both"),
         ((X, X + 1), {"mask": X}, "exact: expected valid tokens to compare, got none in tensors"),
-        (("x.pt",), {"field": {"train_logp": "a", "rollout_logp": "a"}}, "got the same as train_logp"),
+        (("x.pt",), {"field": {"train_logp": "a", "rollout_logp": "a"}}, "got one tensor as both"),
     ],
 )
 def test_nothing_to_compare_is_an_error(arguments, more, message):

@@ -88,7 +88,7 @@ def _icepop(upper: float, lower: float) -> Weight:
 
 def _k1(name: str, threshold: str) -> Part:
     criteria = partial(verl_options.criteria, f"seq_{name}_k1", key="rs_threshold")
-    about = f"Keep a sequence iff its {name} of -D lies within log of the bounds (seq_{name}_k1)."
+    about = f"Mask a sequence whose {name} of -D is outside log(rs_threshold) (seq_{name}_k1)."
     return about, criteria, {"rs_threshold": threshold, "k1_bounds": "verl"}
 
 
@@ -97,7 +97,7 @@ TOKEN_IS, SEQUENCE_IS = _tis("is_threshold", "token"), _tis("is_threshold", "seq
 ICEPOP: Part = ("Token IcePop: w = exp(D) inside [lower, upper], else 0.", _icepop, {"upper": 5.0, "lower": 0.5})
 SUM_K1, MEAN_K1 = _k1("sum", "0.5_2.0"), _k1("mean", "0.999_1.001")
 MEAN_K3: Part = (
-    "Keep a sequence iff its mean of exp(D) - 1 - D is at most rs_threshold (seq_mean_k3).",
+    "Mask a sequence whose mean k3 is above rs_threshold (seq_mean_k3).",
     partial(verl_options.criteria, "seq_mean_k3", key="rs_threshold"),
     {"rs_threshold": unchecked(0.01)},
 )
@@ -122,7 +122,7 @@ PARTS: dict[str, tuple[Part | None, Part | None]] = {
     "bypass_pg_geo_rs_token_tis": (TOKEN_IS, MEAN_K1),
     "disabled": (None, None),
 }
-BYPASSES = {"bypass_ppo_clip": "Bypass mode with PPO.", "bypass_pg": "Bypass mode with REINFORCE."}
+BYPASSES = {"bypass_ppo_clip": "Bypass, PPO.", "bypass_pg": "Bypass, REINFORCE."}
 
 
 def _row(name: str, weight: Part | None, rejection: Part | None) -> Row:
