@@ -109,6 +109,33 @@ def variance_of_weight(total: float, squares: float, around_one: float, n: float
     return ratio_of(squares, n) - average * average if average < 0.5 else ratio_of(around_one, n) - off * off
 
 
+def _population_std(total: float, squares: float, units: float) -> float:
+    """Standard deviation over all units, from sums of x and x^2 around any center; 0 for a single one."""
+    if units <= 1:
+        return 0.0
+    average = total / units
+    return math.sqrt(max(squares / units - average * average, 0.0))
+
+
+def _unbiased_std(total: float, squares: float, units: float) -> float:
+    """Standard deviation divided by units - 1, from sums of x and x^2 around any center; 0 for a single one."""
+    if units <= 1:
+        return 0.0
+    return math.sqrt(max(squares - total * total / units, 0.0) / (units - 1))
+
+
+def _std_of_weight(total: float, squares: float, around_one: float, units: float) -> float:
+    """Standard deviation of a weight from its sum, its squares, and those around 1; 0 for a single one."""
+    return 0.0 if units <= 1 else root(variance_of_weight(total, squares, around_one, units))
+
+
+def _unbiased_std_of_weight(total: float, squares: float, around_one: float, units: float) -> float:
+    """The same divided by units - 1."""
+    if units <= 1:
+        return 0.0
+    return root(variance_of_weight(total, squares, around_one, units) * units / (units - 1))
+
+
 def _correlation(p: float, q: float, p2: float, q2: float, pq: float, n: float) -> float:
     """Pearson correlation of two probabilities, from their sums; 0 where either is constant."""
     mean_p, mean_q = ratio_of(p, n), ratio_of(q, n)
@@ -134,8 +161,13 @@ FUNCTIONS: dict[str, Callable[..., float]] = {
     "root": root,
     "fraction": _fraction,
     "larger": max,
+    "smaller": min,
     "within": lambda x, bound: max(-bound, min(bound, x)),
     "variance_of_weight": variance_of_weight,
+    "population_std": _population_std,
+    "unbiased_std": _unbiased_std,
+    "std_of_weight": _std_of_weight,
+    "unbiased_std_of_weight": _unbiased_std_of_weight,
     "correlation": _correlation,
     "beyond": beyond,
     "percentile": percentile,

@@ -15,6 +15,8 @@ from torch import Tensor
 from ..definition.facts import Named
 from ..definition.findings import Findings
 from ..specs.correction import WHEN_REPORTING, Criterion, Spec
+from .formulas import compiled
+from .rows import EACH, Metric
 
 # The module of each scheme.
 SCHEMES = {name: f"{__name__.partition('.')[0]}.frameworks.{name}.metrics" for name in ("verl", "xtuner", "skyrl")}
@@ -66,8 +68,8 @@ class SchemeModule(Protocol):
     def per_call(self, sums: Named, maxima: Named, spec: Spec) -> tuple[Named, Named]:
         """Sums and maxima to add once a call, from those so far and "rows" and "slots", the sizes of the batch."""
 
-    def metrics(self, values: Mapping[str, float], spec: Spec) -> dict[str, float]:
-        """The framework's keys, from merged statistics by name."""
+    def formulas(self, spec: Spec) -> Mapping[str, str]:
+        """The framework's keys, each with its formula (see formulas.py), in which every name is quoted."""
 
 
 _LOADED: dict[str, SchemeModule] = {}
@@ -137,7 +139,23 @@ def _joined(parts: list[tuple[Named, Named]]) -> tuple[Named, Named]:
     return sums, maxima
 
 
+def read(formulas: Mapping[str, str], values: Mapping[str, float]) -> dict[str, float]:
+    """Compute metrics by their formulas, from merged statistics by name."""
+    return {key: float(compiled(formula).value(values, 0.0)) for key, formula in formulas.items()}
+
+
 def metrics(values: Mapping[str, float], spec: Spec, name: str) -> dict[str, float]:
     """A scheme's metrics from merged statistics by name."""
     load(spec)
-    return _LOADED[name].metrics(values, spec)
+    return read(_LOADED[name].formulas(spec), values)
+
+
+def rows(spec: Spec) -> dict[str, Metric]:
+    """The metrics of all schemes by their keys."""
+    load(spec)
+    return {
+        key: Metric(key, f"{name}'s, by its formula", "", EACH, "-", formula)
+        for name in spec.report
+        if name in SCHEMES
+        for key, formula in _LOADED[name].formulas(spec).items()
+    }

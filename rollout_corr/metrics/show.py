@@ -31,7 +31,7 @@ def row_of(key: str, rows: Mapping[str, T]) -> T:
         from difflib import get_close_matches
 
         near = get_close_matches(str(key), rows, n=3, cutoff=0.0)
-        raise ValueError(f"key: expected a native metric of these statistics, got {key!r}; the nearest are {near}")
+        raise ValueError(f"key: expected a metric of these statistics, got {key!r}; the nearest are {near}")
     return rows[key]
 
 

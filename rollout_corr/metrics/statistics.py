@@ -233,10 +233,10 @@ class Statistics:
         return metric_on_device(key, (self.spec, self.objective, self.extra), self.vector)
 
     def explain(self, key: str, by: str | None = None) -> str:
-        """Say what a native metric is made of: formula, sums with their values, unit, healthy range.
+        """Say what a metric is made of: formula, sums with their values, unit, healthy range.
 
         Args:
-            key: A key of `metrics()`, or with `by` one of `metrics(by=...)`.
+            key: A key of `metrics()`, with `by` one of `metrics(by=...)`, or one of a framework in `Spec.report`.
             by: The name of labels.
 
         Raises:
@@ -411,6 +411,7 @@ class PendingMetrics:
         labels, table = (None, None) if by is None else self._of_labels(by)
         if labels is None or table is None or key == outside_of(labels):
             rows = on_tensors.rows_of(self._spec, self._objective, self._extra)
+            rows = rows if self._spec is None else {**rows, **peers.rows(self._spec)}
             return show.explained(show.row_of(key, rows), key, self.values())
         spec = self._spec
         assert spec is not None

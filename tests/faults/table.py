@@ -147,7 +147,7 @@ FAULTS = [
     *_in("rollout_corr/frameworks/verl/options.py", "frameworks/verl/test_options.py",
          ("return 1.0 / upper, upper", "return 0.0, upper"),
     ),
-    *_in("rollout_corr/frameworks/shared/metrics.py", "metrics/test_peers.py",
+    *_in("rollout_corr/metrics/formulas.py", "metrics/test_peers.py",
          ("math.sqrt(max(squares / units - average * average, 0.0))", "math.sqrt(max(squares / units, 0.0))"),
     ),
     *_in("rollout_corr/diagnose/doctor/wrong_values.py", "diagnose/test_doctor.py",

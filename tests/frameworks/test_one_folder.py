@@ -39,8 +39,8 @@ def collect(findings, spec):
 def per_call(sums, maxima, spec):
     return {"toy/rows": sums["rows"]}, {}
 
-def metrics(values, spec):
-    return {"toy/mean_weight": values["weight"] / values["tokens"], "toy/rows": values["toy/rows"]}
+def formulas(spec):
+    return {"toy/mean_weight": "'weight' / 'tokens'", "toy/rows": "'toy/rows'"}
 """
 DROPIN = """
 def install():

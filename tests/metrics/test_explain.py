@@ -76,9 +76,7 @@ def test_every_metric_of_a_batch_and_of_a_loss(out):
 
 
 def test_a_key_that_there_is_not(out):
-    with pytest.raises(
-        ValueError, match=r"key: expected a native metric .* 'weight_es'; the nearest are .'weight_ess'"
-    ):
+    with pytest.raises(ValueError, match=r"key: expected a metric .* 'weight_es'; the nearest are .'weight_ess'"):
         out.explain("weight_es")
     with pytest.raises(ValueError, match="by: expected one of"):
         out.explain("weight_ess", by="environment")

@@ -265,3 +265,10 @@ def test_nonfinite_tokens(scheme, name, nonfinite):
     # What is rejected is a share of all valid tokens and sequences, and the sequence itself is rejected.
     shares = ("masked_fraction", "catastrophic_token_fraction") if nonfinite == "reject" else ()
     assert_equal(*({key: x for key, x in metrics.items() if not key.endswith(shares)} for metrics in (found, expected)))
+
+
+@pytest.mark.parametrize(("scheme", "name"), ALL)
+def test_each_key_is_explained(scheme, name):
+    out = correct(batch(3), CASES[scheme][name])
+    for key, value in out.metrics(scheme).items():
+        assert out.explain(key).startswith(f"{key} = {value:.6g}"), key

@@ -1,8 +1,6 @@
-"""Formulas that several frameworks' metrics share: sums without the native clamps, and moments in plain floats."""
+"""What several frameworks' metrics share: sums without the native clamps, and parts of formulas."""
 
 from __future__ import annotations
-
-import math
 
 import torch
 from torch import Tensor
@@ -12,12 +10,9 @@ from ...definition.facts import Named
 from ...definition.findings import Findings
 from ...definition.tokens import Tokens, extrema, k3, select
 from ...metrics.all_sequences import perplexity as perplexity
-from ...metrics.formulas import Values as Values
-from ...metrics.formulas import exp as exp
-from ...metrics.formulas import log as log
-from ...metrics.formulas import ratio_of, root, variance_of_weight
-from ...metrics.formulas import squared as squared
 from ...specs.correction import Spec
+
+SIDES = ("above", "below")
 
 # --- on the device ---
 
@@ -49,7 +44,7 @@ def log_weight(found: Findings, spec: Spec) -> Tensor:
 
 def sides(name: str, x: Tensor, low: float | None, high: float | None, among: Tensor | None = None) -> Named:
     """Bools "name_above" and "name_below": which values lie beyond the bounds, of those among some."""
-    beyond = zip(("above", "below"), outside(x, low, high), strict=True)
+    beyond = zip(SIDES, outside(x, low, high), strict=True)
     return {f"{name}_{side}": which if among is None else which & among for side, which in beyond}
 
 
@@ -80,37 +75,17 @@ def prefixed(scheme: str, found: Named) -> Named:
 # The guard of verl and xtuner against dividing by 0.
 EPSILON = 1e-8
 
-mean = ratio_of
-
 
 def beyond_one(lower: float | None, upper: float | None) -> tuple[bool, bool]:
     """Return whether 1, the ratio of an empty row, lies above the upper bound, and whether below the lower one."""
     return upper is not None and upper < 1.0, lower is not None and lower > 1.0
 
 
+def with_empty(total: str, empty: str, counts: bool) -> str:
+    """The formula of a count of rows, to which the empty ones belong if they count."""
+    return f"({total} + {empty})" if counts else total
+
+
 def negated(bound: float | None) -> float | None:
     """The bound of -x, from one of x."""
     return None if bound is None else -bound
-
-
-def population_std(total: float, squares: float, units: float) -> float:
-    """Standard deviation over all units, from sums of x and x^2 around any center; 0 for a single one."""
-    if units <= 1:
-        return 0.0
-    average = total / units
-    return math.sqrt(max(squares / units - average * average, 0.0))
-
-
-def std_of_weight(total: float, squares: float, around_one: float, units: float, unbiased: bool = False) -> float:
-    """Standard deviation of a weight from its sum, its squares, and those around 1; 0 for a single one."""
-    if units <= 1:
-        return 0.0
-    variance = variance_of_weight(total, squares, around_one, units)
-    return root(variance * units / (units - 1) if unbiased else variance)
-
-
-def unbiased_std(total: float, squares: float, units: float) -> float:
-    """Standard deviation divided by units - 1, from sums of x and x^2 around any center; 0 for a single one."""
-    if units <= 1:
-        return 0.0
-    return math.sqrt(max(squares - total * total / units, 0.0) / (units - 1))

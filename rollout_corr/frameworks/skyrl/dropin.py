@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ...api.correct import correct
 from ...backends.choose import BackendName
+from ...metrics import peers
 from ...metrics.statistics import PendingMetrics
 from ...specs.choices import NONFINITE, Nonfinite
 from ...specs.correction import Spec
@@ -145,7 +146,7 @@ def _metrics(pending: PendingMetrics, spec: Spec, switches: Mapping[str, Any]) -
     values = pending.values()
     if switches.get("padding") == "skip":
         values["skyrl/rows"], values["skyrl/slots"] = values["sequences_measured"], values["tokens_measured"]
-    return report.metrics(values, spec)
+    return peers.read(report.formulas(spec), values)
 
 
 def _say(spec: Spec, values: tuple[Any, ...]) -> None:

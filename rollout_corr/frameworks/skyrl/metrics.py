@@ -7,7 +7,7 @@ weight and the sequence mask what both have left. What is NaN there, the spread 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -19,9 +19,10 @@ from ...definition.findings import Findings
 from ...definition.tokens import Tokens
 from ...metrics.collect import totals
 from ...metrics.peers import Columns, Interval
+from ...specs.caches import cached
 from ...specs.correction import Criterion, Spec
 from ...specs.statistics import log_bound
-from ..shared.metrics import Values, beyond_one, exp, mean, prefixed, unbiased_std
+from ..shared.metrics import beyond_one, prefixed, with_empty
 
 SEQUENCE_MASKS = ("geo_sequence_mask", "product_sequence_mask")
 MASKS = ("outlier", "token_mask", *SEQUENCE_MASKS)
@@ -124,45 +125,43 @@ def per_call(sums: Named, maxima: Named, spec: Spec) -> tuple[Named, Named]:
 
 # --- on the host ---
 
+N, ROWS, SLOTS = "'tokens_measured'", "'skyrl/rows'", "'skyrl/slots'"
+# A masked slot has the ratio 0, which lies 1 below the center.
+MASKED = f"({SLOTS} - {N})"
 
-def metrics(values: Values, spec: Spec) -> dict[str, float]:
+
+@cached(maxsize=64)
+def formulas(spec: Spec) -> Mapping[str, str]:
     """SkyRL's keys, as its correction returns them: without the prefix that its trainer puts before them."""
-    v, n, rows, slots = values, values["tokens_measured"], values["skyrl/rows"], values["skyrl/slots"]
-    # A masked slot has the ratio 0, which lies 1 below the center.
-    masked = slots - n
+    # A log-ratio as SkyRL clamps it, from both sides, before exp.
+    largest, smallest = (
+        f"exp(larger(smaller({d}, {spec.clamp!r}), -{spec.clamp!r}))" for d in ("'max_d'", "-'-min_d'")
+    )
     found = {
-        "is_ratio_mean": 1.0 + v["ratio"] / n if n else 0.0,
-        "is_ratio_std": unbiased_std(v["ratio"] - masked, v["ratio2"] + masked, slots),
-        "is_ratio_max": exp(_clamped(v["max_d"], spec)) if n else 0.0,
-        "is_ratio_min": exp(_clamped(-v["-min_d"], spec)) if masked < min(n, 1) else 0.0,
+        "is_ratio_mean": f"1.0 + 'ratio' / {N} if {N} else 0.0",
+        "is_ratio_std": f"unbiased_std('ratio' - {MASKED}, 'ratio2' + {MASKED}, {SLOTS})",
+        "is_ratio_max": f"{largest} if {N} else 0.0",
+        "is_ratio_min": f"{smallest} if {MASKED} < smaller({N}, 1) else 0.0",
     }
-    masks = _masks(spec)
-    for label, criterion in masks.items():
+    for label, criterion in _masks(spec).items():
         if label == "token_mask":
-            found["token_mask_ratio"] = mean(v["skyrl/token_mask"], v["skyrl/token_mask_tested"])
+            found["token_mask_ratio"] = "'skyrl/token_mask' / 'skyrl/token_mask_tested'"
             continue
-        above, below = (v[f"skyrl/{label}/{side}"] for side in SIDES)
+        above, below = (f"'skyrl/{label}/{side}'" for side in SIDES)
         if label == "outlier":
-            name, rejected = "outlier_seq", v["skyrl/outlier"]
+            name, rejected = "outlier_seq", "'skyrl/outlier'"
         else:
             # Where nothing is left the ratio is 1, and SkyRL tests it like any other.
-            empty = rows - v[f"{label}/units"]
-            empty_above, empty_below = beyond_one(criterion.low, criterion.high)
-            above, below = above + empty * empty_above, below + empty * empty_below
-            name, rejected = label, above + below
-        found[f"{name}_masked_ratio"] = mean(rejected, rows)
-        found[f"{name}_over_high_ratio"] = mean(above, rows)
-        found[f"{name}_under_low_ratio"] = mean(below, rows)
+            empty, beyond = f"({ROWS} - '{label}/units')", beyond_one(criterion.low, criterion.high)
+            above, below = (with_empty(x, empty, counts) for x, counts in zip((above, below), beyond, strict=True))
+            name, rejected = label, f"({above} + {below})"
+        found[f"{name}_masked_ratio"] = f"{rejected} / {ROWS}"
+        found[f"{name}_over_high_ratio"] = f"{above} / {ROWS}"
+        found[f"{name}_under_low_ratio"] = f"{below} / {ROWS}"
     if spec.weight is not None and spec.weight.high is not None:
-        clipped, clippable = v["skyrl/clipped"], v["skyrl/clippable"]
         if spec.weight.per_token:
-            found["tis_token_clip_high_ratio"] = mean(clipped, clippable)
+            found["tis_token_clip_high_ratio"] = "'skyrl/clipped' / 'skyrl/clippable'"
         else:
-            clipped += (rows - clippable) * (spec.weight.high < 1.0)
-            found["tis_seq_clip_high_ratio"] = mean(clipped, rows)
+            clipped = with_empty("'skyrl/clipped'", f"({ROWS} - 'skyrl/clippable')", spec.weight.high < 1.0)
+            found["tis_seq_clip_high_ratio"] = f"{clipped} / {ROWS}"
     return found
-
-
-def _clamped(d: float, spec: Spec) -> float:
-    """A log-ratio as SkyRL clamps it, from both sides, before exp."""
-    return max(min(d, spec.clamp), -spec.clamp)

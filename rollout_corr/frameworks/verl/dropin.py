@@ -15,6 +15,7 @@ from torch import Tensor
 from ...api.correct import correct
 from ...backends.choose import BackendName
 from ...backends.given import Batch, Ranks
+from ...metrics import peers
 from ...metrics.statistics import PendingMetrics
 from ...specs.choices import NONFINITE, Nonfinite, Scheme
 from ...specs.correction import Criterion, Spec
@@ -307,7 +308,7 @@ def _metrics(pending: PendingMetrics, spec: Spec, switches: Mapping[str, Any]) -
         values["verl/rows"] = values["sequences_measured"]
     names = switches.get("metrics", "dashboard")
     native = {} if switches.get("spec") is None else pending.result(names, prefix=report.PREFIX)
-    return native | report.metrics(values, spec)
+    return native | peers.read(report.formulas(spec), values)
 
 
 def world() -> Any:

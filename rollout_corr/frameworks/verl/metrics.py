@@ -11,7 +11,7 @@ option (k1_bounds="ratio") is reported as k1, the negated log-ratio, and its bou
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
@@ -22,26 +22,22 @@ from ...definition.findings import Findings
 from ...definition.tokens import LARGEST_STATISTIC, extrema, select
 from ...metrics.collect import totals
 from ...metrics.peers import Columns, Interval
+from ...specs.caches import cached
 from ...specs.correction import Criterion, Spec, Weight
 from ...specs.statistics import log_bound
 from ..shared.metrics import (
     EPSILON,
-    Values,
+    SIDES,
     beyond_one,
     count,
-    exp,
     k3_beyond_clamp,
     log_difference,
-    mean,
     negated,
     perplexity,
-    population_std,
     prefixed,
     sides,
-    squared,
-    std_of_weight,
-    unbiased_std,
     weight_sides,
+    with_empty,
 )
 from .options import RS_OPTIONS
 
@@ -197,119 +193,116 @@ def _collect_rows(
 
 # --- on the host ---
 
+N, ROWS, SOME = "'tokens_measured'", "'verl/rows'", "'sequences_measured'"
+# Rows without a measured token.
+EMPTY = f"({ROWS} - {SOME})"
 
-def metrics(values: Values, spec: Spec) -> dict[str, float]:
-    """verl's keys."""
-    found: dict[str, float] = {}
-    if spec.weight is not None:
-        found |= _importance(values, spec, spec.weight)
+
+@cached(maxsize=64)
+def formulas(spec: Spec) -> Mapping[str, str]:
+    """verl's keys; all 0 without a measured token."""
+    found = {} if spec.weight is None else _importance(spec, spec.weight)
     for criterion in filter(_is_option, spec.criteria):
-        found |= _rejection(values, criterion)
+        found |= _rejection(criterion)
     if spec.criteria:
-        found["rollout_rs_masked_fraction"] = mean(values["tokens"] - values["tokens_kept"], values["tokens"])
-        found["rollout_rs_seq_masked_fraction"] = mean(values["verl/rows_rejected"], values["verl/rows"])
-    found |= _off_policy(values)
-    if not values["tokens_measured"]:
-        found = dict.fromkeys(found, 0.0)
-    return {PREFIX + key: value for key, value in found.items()}
+        found["rollout_rs_masked_fraction"] = "('tokens' - 'tokens_kept') / 'tokens'"
+        found["rollout_rs_seq_masked_fraction"] = f"'verl/rows_rejected' / {ROWS}"
+    return {PREFIX + key: f"{formula} if {N} else 0.0" for key, formula in (found | OFF_POLICY).items()}
 
 
-def _empty(v: Values) -> float:
-    """Rows without a measured token."""
-    return v["verl/rows"] - v["sequences_measured"]
-
-
-def _with_empty(v: Values, largest: float, of_empty: float) -> float:
+def _largest(of_measured: str, of_empty: str) -> str:
     """A maximum over all rows, from the one over measured rows."""
-    return max(largest, of_empty) if _empty(v) else largest
+    return f"(larger({of_measured}, {of_empty}) if {EMPTY} else {of_measured})"
 
 
-def _importance(v: Values, spec: Spec, weight: Weight) -> dict[str, float]:
-    n, rows, empty = v["tokens_measured"], v["verl/rows"], _empty(v)
+def _most(name: str) -> str:
+    return _largest(f"'{name}'", "0.0")
+
+
+OFF_POLICY = {
+    "training_ppl": f"('train_ppl' + {EMPTY}) / {ROWS}",
+    "training_log_ppl": f"'train_log_ppl' / {ROWS}",
+    "kl": f"'verl/log_difference' / {N}",
+    "k3_kl": f"('k3' + 'verl/k3_beyond') / {N}",
+    "rollout_ppl": f"('rollout_ppl' + {EMPTY}) / {ROWS}",
+    "rollout_log_ppl": f"'rollout_log_ppl' / {ROWS}",
+    "log_ppl_diff": f"'verl/log_ppl_diff' / {ROWS}",
+    "log_ppl_abs_diff": f"'verl/log_ppl_abs_diff' / {ROWS}",
+    "log_ppl_diff_max": _most("verl/max_log_ppl_diff"),
+    "log_ppl_diff_min": f"0.0 - {_most('verl/-min_log_ppl_diff')}",
+    "ppl_ratio": f"('verl/ppl_ratio' + {EMPTY}) / {ROWS}",
+    "chi2_token": f"('ratio2' + 2.0 * 'ratio') / {N}",
+    "chi2_seq": f"'chi2_sequence' / {ROWS}",
+}
+
+
+def _importance(spec: Spec, weight: Weight) -> dict[str, str]:
     lower, upper = _bounds(weight)
-    found: dict[str, float] = {}
-    average, square = mean(v["weight"], n), mean(v["weight2"], n)
-    if weight.per_token:
-        found["rollout_is_max"] = v["max_weight"]
-        found["rollout_is_min"] = 0.0 - v["-min_weight"]
-        found["rollout_is_ratio_fraction_high"] = mean(v["tokens_above"], n)
-        found["rollout_is_ratio_fraction_low"] = mean(v["verl/tokens_below"], n)
-    else:
-        empty_above, empty_below = beyond_one(lower, upper)
-        found["rollout_is_max"] = exp(min(_with_empty(v, v["verl/max_log_weight"], 0.0), spec.clamp))
-        found["rollout_is_min"] = exp(-_with_empty(v, v["verl/-min_log_weight"], 0.0))
-        found["rollout_is_ratio_fraction_high"] = mean(v["verl/rows_above"] + empty * empty_above, rows)
-        found["rollout_is_ratio_fraction_low"] = mean(v["verl/rows_below"] + empty * empty_below, rows)
-    found["rollout_is_mean"] = average
-    found["rollout_is_std"] = std_of_weight(v["weight"], v["weight2"], v["weight_around_one2"], n)
-    found["rollout_is_eff_sample_size"] = squared(average + EPSILON) / square if square > 0.0 else 0.0
+    beyond = zip(SIDES, beyond_one(lower, upper), strict=True)
+    above, below = (with_empty(f"'verl/rows_{side}'", EMPTY, counts) for side, counts in beyond)
+
+    average, square = f"'weight' / {N}", f"'weight2' / {N}"
+    of_tokens = {
+        "rollout_is_max": "'max_weight'",
+        "rollout_is_min": "0.0 - '-min_weight'",
+        "rollout_is_ratio_fraction_high": f"'tokens_above' / {N}",
+        "rollout_is_ratio_fraction_low": f"'verl/tokens_below' / {N}",
+    }
+    of_rows = {
+        "rollout_is_max": f"exp(smaller({_most('verl/max_log_weight')}, {spec.clamp!r}))",
+        "rollout_is_min": f"exp(-{_most('verl/-min_log_weight')})",
+        "rollout_is_ratio_fraction_high": f"{above} / {ROWS}",
+        "rollout_is_ratio_fraction_low": f"{below} / {ROWS}",
+    }
+    sums = "'sequence_weight', 'sequence_weight2'"
+    farthest = "larger('max_sequence_weight' - 1.0, '-min_sequence_weight' + 1.0)"
     # The mean weight of an empty row is 0.
-    around_one = v["sequence_weight_around_one2"] + empty
-    found["rollout_is_seq_mean"] = mean(v["sequence_weight"], rows)
-    found["rollout_is_seq_std"] = std_of_weight(
-        v["sequence_weight"], v["sequence_weight2"], around_one, rows, unbiased=True
-    )
-    found["rollout_is_seq_max"] = v["max_sequence_weight"]
-    found["rollout_is_seq_min"] = 0.0 - _with_empty(v, v["-min_sequence_weight"], 0.0)
-    farthest = max(v["max_sequence_weight"] - 1.0, v["-min_sequence_weight"] + 1.0)
-    found["rollout_is_seq_max_deviation"] = _with_empty(v, farthest, 1.0)
-    below = v["verl/means_below"] + empty * (lower is not None and lower > 0.0)
-    found["rollout_is_seq_fraction_high"] = mean(v["verl/means_above"], rows)
-    found["rollout_is_seq_fraction_low"] = mean(below, rows)
+    low = with_empty("'verl/means_below'", EMPTY, lower is not None and lower > 0.0)
+    found = (of_tokens if weight.per_token else of_rows) | {
+        "rollout_is_mean": average,
+        "rollout_is_std": f"std_of_weight('weight', 'weight2', 'weight_around_one2', {N})",
+        "rollout_is_eff_sample_size": f"(squared({average} + {EPSILON}) / ({square}) if {square} > 0.0 else 0.0)",
+        "rollout_is_seq_mean": f"'sequence_weight' / {ROWS}",
+        "rollout_is_seq_std": f"unbiased_std_of_weight({sums}, 'sequence_weight_around_one2' + {EMPTY}, {ROWS})",
+        "rollout_is_seq_max": "'max_sequence_weight'",
+        "rollout_is_seq_min": f"0.0 - {_most('-min_sequence_weight')}",
+        "rollout_is_seq_max_deviation": _largest(farthest, "1.0"),
+        "rollout_is_seq_fraction_high": f"'verl/means_above' / {ROWS}",
+        "rollout_is_seq_fraction_low": f"{low} / {ROWS}",
+    }
     if weight.outside == "zero":
-        found["rollout_is_oob_ratio"] = mean(v["tokens_above"] + v["tokens_below"], n)
+        found["rollout_is_oob_ratio"] = f"('tokens_above' + 'tokens_below') / {N}"
     if weight.normalize == "batch":
-        by_row = mean(v["sequence_weight"], v["sequences_measured"])
-        factor = average if weight.per_token else by_row
-        found["rollout_is_batch_norm_factor"] = factor if factor > EPSILON else 1.0
+        factor = average if weight.per_token else f"'sequence_weight' / {SOME}"
+        found["rollout_is_batch_norm_factor"] = f"({factor} if {factor} > {EPSILON} else 1.0)"
     return found
 
 
-def _rejection(v: Values, criterion: Criterion) -> dict[str, float]:
-    label, tokens = criterion.label, v["tokens_measured"]
-    over_tokens = criterion.over == "token"
-    rows = v["sequences_measured"] if over_tokens else v[f"{label}/units"]
+def _rejection(criterion: Criterion) -> dict[str, str]:
+    label, over_tokens = criterion.label, criterion.over == "token"
+    rows = SOME if over_tokens else f"'{label}/units'"
 
-    def own(name: str) -> float:
-        return v[f"verl/{label}/{name}"]
+    def own(name: str) -> str:
+        return f"'verl/{label}/{name}'"
 
-    high, low = mean(own("row_above"), rows), mean(own("row_below"), rows)
-    largest, smallest = (own("max_row"), -own("-min_row")) if rows else (0.0, 0.0)
+    high, low = f"{own('row_above')} / {rows}", f"{own('row_below')} / {rows}"
+    largest, smallest = f"({own('max_row')} if {rows} else 0.0)", f"(-{own('-min_row')} if {rows} else 0.0)"
     found = {
-        "mean": mean(own("stat"), tokens),
+        "mean": f"{own('stat')} / {N}",
         "max": own("max_stat") if over_tokens else largest,
-        "min": -own("-min_stat") if over_tokens else smallest,
-        "fraction_high": mean(own("above"), tokens) if over_tokens else high,
-        "fraction_low": mean(own("below"), tokens) if over_tokens else low,
-        "std": population_std(own("clamped"), own("clamped2"), tokens),
-        "seq_mean": mean(own("row"), rows),
-        "seq_std": unbiased_std(own("row"), own("row2"), rows),
+        "min": f"-{own('-min_stat')}" if over_tokens else smallest,
+        "fraction_high": f"{own('above')} / {N}" if over_tokens else high,
+        "fraction_low": f"{own('below')} / {N}" if over_tokens else low,
+        "std": f"population_std({own('clamped')}, {own('clamped2')}, {N})",
+        "seq_mean": f"{own('row')} / {rows}",
+        "seq_std": f"unbiased_std({own('row')}, {own('row2')}, {rows})",
         "seq_max": largest,
         "seq_min": smallest,
-        "seq_max_deviation": max(largest, -smallest),
+        "seq_max_deviation": f"larger({largest}, -{smallest})",
         "seq_fraction_high": high,
     }
     if criterion.stat in ("k1", "ratio"):
         found["seq_fraction_low"] = low
-    found["masked_fraction"] = mean(v[f"{label}/tokens"], v["tokens"])
-    found["seq_masked_fraction"] = mean(v[f"{label}/sequences"], v["sequences"])
-    return {f"rollout_rs_{label}_{name}": value for name, value in found.items()}
-
-
-def _off_policy(v: Values) -> dict[str, float]:
-    n, rows, empty = v["tokens_measured"], v["verl/rows"], _empty(v)
-    return {
-        "training_ppl": mean(v["train_ppl"] + empty, rows),
-        "training_log_ppl": mean(v["train_log_ppl"], rows),
-        "kl": mean(v["verl/log_difference"], n),
-        "k3_kl": mean(v["k3"] + v["verl/k3_beyond"], n),
-        "rollout_ppl": mean(v["rollout_ppl"] + empty, rows),
-        "rollout_log_ppl": mean(v["rollout_log_ppl"], rows),
-        "log_ppl_diff": mean(v["verl/log_ppl_diff"], rows),
-        "log_ppl_abs_diff": mean(v["verl/log_ppl_abs_diff"], rows),
-        "log_ppl_diff_max": _with_empty(v, v["verl/max_log_ppl_diff"], 0.0),
-        "log_ppl_diff_min": 0.0 - _with_empty(v, v["verl/-min_log_ppl_diff"], 0.0),
-        "ppl_ratio": mean(v["verl/ppl_ratio"] + empty, rows),
-        "chi2_token": mean(v["ratio2"] + 2.0 * v["ratio"], n),
-        "chi2_seq": mean(v["chi2_sequence"], rows),
-    }
+    found["masked_fraction"] = f"'{label}/tokens' / 'tokens'"
+    found["seq_masked_fraction"] = f"'{label}/sequences' / 'sequences'"
+    return {f"rollout_rs_{label}_{name}": formula for name, formula in found.items()}

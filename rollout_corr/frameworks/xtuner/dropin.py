@@ -16,6 +16,7 @@ from torch import Tensor
 from ...api.correct import correct
 from ...backends.choose import BackendName
 from ...definition.offsets import offsets_of
+from ...metrics import peers
 from ...metrics.statistics import PendingMetrics, Statistics
 from ...specs import validate
 from ...specs.choices import NONFINITE, Nonfinite
@@ -243,7 +244,7 @@ def _metrics(pending: PendingMetrics, spec: Spec, switches: Mapping[str, Any]) -
     values = pending.values()
     if switches.get("empty_rows") == "skip":
         values["xtuner/rows"] = values["sequences_measured"]
-    found: dict[str, Any] = report.metrics(values, spec)
+    found: dict[str, Any] = peers.read(report.formulas(spec), values)
     if switches.get("spec") is not None:
         found = pending.result(switches.get("metrics", "dashboard"), prefix="rollout_corr/") | found
     if switches.get("mismatch_over") == "sequence":

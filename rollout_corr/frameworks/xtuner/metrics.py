@@ -14,8 +14,7 @@ the weight has no bounds: then those of the criterion stand for `rollout_is_thre
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -25,23 +24,21 @@ from ...definition.findings import Findings
 from ...definition.tokens import extrema, select
 from ...metrics.collect import totals
 from ...metrics.peers import Columns, Interval
+from ...specs.caches import cached
 from ...specs.correction import Criterion, Spec, Weight
 from ...specs.statistics import log_bound
 from ..shared.metrics import (
     EPSILON,
-    Values,
+    SIDES,
     beyond_one,
     count,
-    exp,
     k3_beyond_clamp,
     log_difference,
-    mean,
     perplexity,
     prefixed,
     sides,
-    squared,
-    std_of_weight,
     weight_sides,
+    with_empty,
 )
 
 PREFIX = "mismatch/"
@@ -197,71 +194,72 @@ def per_call(sums: Named, maxima: Named, spec: Spec) -> tuple[Named, Named]:
 
 # --- on the host ---
 
+N, ROWS, SOME, PACKS = "'tokens_measured'", "'xtuner/rows'", "'sequences_measured'", "'xtuner/packs'"
+EMPTY, INFINITE = f"({ROWS} - {SOME})", "1e999"
 
-def metrics(values: Values, spec: Spec) -> dict[str, float]:
+
+@cached(maxsize=64)
+def formulas(spec: Spec) -> Mapping[str, str]:
     """xtuner's keys: of the mismatch, and of the weights where there are any."""
-    found = _mismatch(values)
-    if spec.weight is not None:
-        found |= _importance(values, spec, spec.weight)
-    return {PREFIX + key: value for key, value in found.items()}
+    found = MISMATCH if spec.weight is None else MISMATCH | _importance(spec, spec.weight)
+    return {PREFIX + key: formula for key, formula in found.items()}
 
 
-def _mismatch(v: Values) -> dict[str, float]:
-    n, packs = v["tokens_measured"], v["xtuner/packs"]
-    found = {"valid": float(v["tokens"] > 0), "mismatch_kl": mean(v["xtuner/log_difference"], n)}
-    found["mismatch_k3_kl"] = mean(v["k3"] + v["xtuner/k3_beyond"], n)
-    found["mismatch_logprob_abs_diff"] = mean(v["xtuner/abs_d"], n)
-    for name in OF_PACKS[1:]:
-        # exp(0): what an empty pack's perplexity is.
-        of_nothing = 1.0 if name in ("training_ppl", "rollout_ppl", "ppl_ratio") else 0.0
-        found[f"mismatch_{name}"] = v[f"xtuner/{name}"] / packs if packs else of_nothing
-    found["mismatch_log_ppl_diff_max"] = v["xtuner/max_log_ppl_diff"] if packs else 0.0
-    found["mismatch_log_ppl_diff_min"] = -v["xtuner/-min_log_ppl_diff"] if packs else 0.0
-    return found
+def _of_packs(name: str) -> str:
+    # exp(0): what an empty pack's perplexity is.
+    of_nothing = 1.0 if name in ("training_ppl", "rollout_ppl", "ppl_ratio") else 0.0
+    return f"'xtuner/{name}' / {PACKS} if {PACKS} else {of_nothing}"
 
 
-def _importance(v: Values, spec: Spec, weight: Weight) -> dict[str, float]:
-    n, some, rows = v["tokens_measured"], v["sequences_measured"], v["xtuner/rows"]
-    empty = rows - some
+MISMATCH = {
+    "valid": "1.0 if 'tokens' > 0 else 0.0",
+    "mismatch_kl": f"'xtuner/log_difference' / {N}",
+    "mismatch_k3_kl": f"('k3' + 'xtuner/k3_beyond') / {N}",
+    "mismatch_logprob_abs_diff": f"'xtuner/abs_d' / {N}",
+    **{f"mismatch_{name}": _of_packs(name) for name in OF_PACKS[1:]},
+    "mismatch_log_ppl_diff_max": f"'xtuner/max_log_ppl_diff' if {PACKS} else 0.0",
+    "mismatch_log_ppl_diff_min": f"-'xtuner/-min_log_ppl_diff' if {PACKS} else 0.0",
+}
+
+
+def _importance(spec: Spec, weight: Weight) -> dict[str, str]:
     lower, upper = _bounds(spec, weight)
-    above, below = v["xtuner/tokens_above"], v["xtuner/tokens_below"]
-    units = n
-    if weight.per_token:
-        largest, smallest = (v["max_raw"], -v["-min_raw"]) if n else (-math.inf, math.inf)
-    else:
-        high, low = v["xtuner/max_log_weight"], -v["xtuner/-min_log_weight"]
-        if empty or not rows:
-            high, low = max(high, 0.0), min(low, 0.0)
-        largest, smallest = exp(min(high, spec.clamp)), exp(low)
+    above, below, units = "'xtuner/tokens_above'", "'xtuner/tokens_below'", N
+    largest, smallest = f"'max_raw' if {N} else -{INFINITE}", f"-'-min_raw' if {N} else {INFINITE}"
+    if not weight.per_token:
+        high, low, has_empty = "'xtuner/max_log_weight'", "-'xtuner/-min_log_weight'", f"{EMPTY} or not {ROWS}"
+        largest = f"exp(smaller(larger({high}, 0.0) if {has_empty} else {high}, {spec.clamp!r}))"
+        smallest = f"exp(smaller({low}, 0.0) if {has_empty} else {low})"
     if weight.is_product:
-        empty_above, empty_below = beyond_one(lower, upper)
-        above, below = v["xtuner/rows_above"] + empty * empty_above, v["xtuner/rows_below"] + empty * empty_below
-        units = rows
-    average, square = mean(v["xtuner/weight"], n), mean(v["xtuner/weight2"], n)
-    of_rows = v["sequence_raw"], v["sequence_raw2"], v["sequence_raw_around_one2"], some
+        beyond = zip(SIDES, beyond_one(lower, upper), strict=True)
+        above, below = (with_empty(f"'xtuner/rows_{side}'", EMPTY, counts) for side, counts in beyond)
+        units = ROWS
+    average, square = f"'xtuner/weight' / {N}", f"'xtuner/weight2' / {N}"
+    of_rows = f"'sequence_raw', 'sequence_raw2', 'sequence_raw_around_one2', {SOME}"
+    deviation = "larger('max_sequence_raw' - 1.0, '-min_sequence_raw' + 1.0)"
     found = {
-        "rollout_is_veto_fraction": mean(v["xtuner/vetoed"], v["sequences"]),
-        "rollout_is_catastrophic_token_fraction": mean(v["xtuner/catastrophic"], v["tokens"]),
-        "rollout_is_mean": mean(v["raw"], n),
+        "rollout_is_veto_fraction": "'xtuner/vetoed' / 'sequences'",
+        "rollout_is_catastrophic_token_fraction": "'xtuner/catastrophic' / 'tokens'",
+        "rollout_is_mean": f"'raw' / {N}",
         "rollout_is_max": largest,
         "rollout_is_min": smallest,
-        "rollout_is_ratio_fraction_high": mean(above, units),
-        "rollout_is_ratio_fraction_low": mean(below, units),
-        "rollout_is_std": std_of_weight(v["xtuner/weight"], v["xtuner/weight2"], v["xtuner/weight_around_one2"], n),
-        "rollout_is_eff_sample_size": squared(average + EPSILON) / square if square > 0.0 else math.inf,
-        "rollout_is_seq_mean": mean(v["sequence_raw"], some),
-        "rollout_is_seq_std": std_of_weight(*of_rows, unbiased=True),
-        "rollout_is_seq_max": v["max_sequence_raw"] if some else 0.0,
-        "rollout_is_seq_min": -v["-min_sequence_raw"] if some else 0.0,
-        "rollout_is_seq_max_deviation": max(v["max_sequence_raw"] - 1.0, v["-min_sequence_raw"] + 1.0) if some else 0.0,
-        "rollout_is_seq_fraction_high": mean(v["xtuner/means_above"], some),
-        "rollout_is_seq_fraction_low": mean(v["xtuner/means_below"], some),
+        "rollout_is_ratio_fraction_high": f"{above} / {units}",
+        "rollout_is_ratio_fraction_low": f"{below} / {units}",
+        "rollout_is_std": f"std_of_weight('xtuner/weight', 'xtuner/weight2', 'xtuner/weight_around_one2', {N})",
+        "rollout_is_eff_sample_size": f"squared({average} + {EPSILON}) / ({square}) if {square} > 0.0 else {INFINITE}",
+        "rollout_is_seq_mean": f"'sequence_raw' / {SOME}",
+        "rollout_is_seq_std": f"unbiased_std_of_weight({of_rows})",
+        "rollout_is_seq_max": f"'max_sequence_raw' if {SOME} else 0.0",
+        "rollout_is_seq_min": f"-'-min_sequence_raw' if {SOME} else 0.0",
+        "rollout_is_seq_max_deviation": f"{deviation} if {SOME} else 0.0",
+        "rollout_is_seq_fraction_high": f"'xtuner/means_above' / {SOME}",
+        "rollout_is_seq_fraction_low": f"'xtuner/means_below' / {SOME}",
     }
     mask = _mask(spec)
     if mask is not None:
         # The ratio of an empty row is 1, and it can fail the test like any other.
         fails = mask.over == "sequence" and any(beyond_one(mask.low, mask.high))
-        rejected = v["mask/sequences"] + empty * fails
-        found["rollout_is_masked_fraction"] = mean(v["mask/tokens"], v["tokens"])
-        found["rollout_is_seq_masked_fraction"] = mean(rejected, rows)
+        rejected = with_empty("'mask/sequences'", EMPTY, fails)
+        found["rollout_is_masked_fraction"] = "'mask/tokens' / 'tokens'"
+        found["rollout_is_seq_masked_fraction"] = f"{rejected} / {ROWS}"
     return found
