@@ -11,7 +11,7 @@
 #   make test-peers   the tests that need the frameworks themselves, in an environment of their own
 #   make conformance  presets, recipes and drop-ins next to the frameworks' own functions: of those that install, verl and
 #                     TRL among them, and of checkouts in the folder PEERS. ARGS="trl nemo --cases 100 --seed 777000":
-#                     these frameworks, so many batches for each row, from that seed; --record, --write, --mutate and
+#                     these frameworks, so many batches for each row, from that seed; --record, --write and
 #                     --list are in tests/conformance/README.md. It ends with 1 at a difference that no page states
 #   make engine       vLLM next to a Hugging Face model, through doctor and the presets (tests/engine): half an hour.
 #                     PYTHON has to be 3.11 on x86-64 Linux

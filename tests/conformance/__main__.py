@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections import Counter
 
 # Before anything imports Triton, here and in the processes of frameworks: their kernels run in its interpreter.
 os.environ["TRITON_INTERPRET"] = "1"
@@ -24,7 +23,6 @@ def main(given: list[str] | None = None) -> int:
     parser.add_argument("--record", action="store_true", help="write down the frameworks' results for the tests")
     parser.add_argument("--write", action="store_true", help="write what is compared into tests/conformance/README.md")
     parser.add_argument("--list", action="store_true", help="write the list of that page again, and compare nothing")
-    parser.add_argument("--mutate", action="store_true", help="plant 1 %% and a sign in the numbers of recorded rows")
     arguments = parser.parse_args(given)
     if arguments.list:
         page.write()
@@ -36,8 +34,6 @@ def main(given: list[str] | None = None) -> int:
     if unknown:
         parser.error(f"no rows for {', '.join(unknown)}; expected some of {', '.join(known)}")
     names = arguments.frameworks or known
-    if arguments.mutate:
-        return mutate(names)
     found = []
     if arguments.record and set(names) == set(known):
         recording.record_batches()
@@ -56,25 +52,6 @@ def main(given: list[str] | None = None) -> int:
     undeclared = sum(len(tally.undeclared) for _, tally in found)
     print(f"{len(found)} rows, {sum(tally.cases for _, tally in found)} cases, {undeclared} undeclared differences")
     return 1 if undeclared or not found else 0
-
-
-def mutate(names: list[str]) -> int:
-    """Print which planted changes the recordings notice, and why they miss the others; 1 if a miss has no reason."""
-    noticed, reasons = 0, Counter[str]()
-    for name in names:
-        made = campaign.mutate(name)
-        here, there = sum(row.noticed for row in made), sum(len(row.missed) for row in made)
-        noticed += here
-        print(f"{name}: {here} of {here + there} planted changes noticed", flush=True)
-        for row in made:
-            reasons.update(row.missed.values())
-            for line, why in row.missed.items():
-                print(f"    {row.row}: {line}: {why or 'MISSED'}")
-    for why, count in reasons.most_common():
-        print(f"{count} missed: {why or 'for no known reason'}")
-    every, bare = noticed + reasons.total(), noticed + reasons[""]
-    print(f"{noticed} of {every}, {noticed / max(1, every):.1%}; of those that can be, {noticed / max(1, bare):.1%}")
-    return 1 if reasons[""] else 0
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ from typing import NamedTuple
 import torch
 
 from conformance import peers, recording
-from conformance.mutants import Mutants, mutated
 from conformance.rows import Row, Tally, compared, keep_results
 from conformance.sources import Source, found
 
@@ -68,17 +67,6 @@ def replayed(framework: str, wanted: Callable[[Row], bool] = lambda row: True) -
             for case in cases:
                 tally.add(rows[key], *case)
             made.append(Compared(recorded.source, tally))
-    return made
-
-
-def mutate(framework: str, wanted: Callable[[Row], bool] = lambda row: True) -> list[Mutants]:
-    """Plant changes into the numbers of a framework's rows, next to what is recorded."""
-    torch.set_num_threads(1)
-    logging.getLogger("rollout_corr").setLevel(logging.ERROR)
-    made = []
-    for recorded in recording.load(framework):
-        rows = {row.key: row for row in rows_of(recorded.source)}
-        made += [mutated(rows[key], cases) for key, cases in recorded.rows.items() if wanted(rows[key])]
     return made
 
 

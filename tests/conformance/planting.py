@@ -32,7 +32,6 @@ class Planter:
     def __init__(self) -> None:
         self.found: dict[Where, Number] = {}
         self.plant: tuple[Where, Change] | None = None
-        self.refused = False
 
     def change(self, name: str, thing: Any) -> Any:
         """Note the numbers of an argument; return it with the one that is to be changed."""
@@ -45,7 +44,6 @@ class Planter:
             return changed(thing, path[1:], change)
         except (ValueError, TypeError):
             # No Spec and no loss: who wrote it would have seen that.
-            self.refused = True
             return thing
 
     @contextmanager

@@ -22,9 +22,9 @@ from torch import Tensor
 
 from conformance.aims import Aim, aimed
 from conformance.batches import Batch, batch
-from conformance.mutants import telling
 from conformance.rows import Result, Row, differences, expected, explained
 from conformance.sources import RECORDED, Source
+from conformance.telling import telling
 from rollout_corr.frameworks.shared import lookup
 
 FOLDER = Path(__file__).resolve().parent / "recorded"

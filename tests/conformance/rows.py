@@ -252,7 +252,7 @@ def explained(
 
 def compared(row: Row, cases: int, seed: int = 0) -> Tally:
     """Run a row on `cases` batches, which go around its kinds."""
-    from conformance.mutants import aimed_batch
+    from conformance.telling import aimed_batch
 
     tally = Tally(row.title)
     for number in range(cases):

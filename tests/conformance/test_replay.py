@@ -9,7 +9,7 @@ import torch
 
 import rollout_corr as rc
 from builders import preset_cases
-from conformance import campaign, mutants, page, recording
+from conformance import campaign, page, recording
 from conformance.batches import batch
 from conformance.peers import skyrl
 from conformance.rows import BACKEND, Tally, size_of_terms, unequal
@@ -27,13 +27,6 @@ NOT_RECORDED = {
     *("rllm.dppo_tv", "rllm.gspo", "rllm.icepop", "rllm.ppo_clip", "rllm.reinforce", "rllm.reinforce_kl"),
     *("tinker.cispo", "tinker.importance_sampling", "tinker.ppo", "torchforge.default", "tunix.dapo"),
     *("tunix.drgrpo", "tunix.grpo", "tunix.gspo_token", "tunix.ppo", "tunix.tis"),
-}
-
-
-# Rows that the default suite changes; `make conformance ARGS=--mutate` changes all.
-PLANTED = {
-    "areal": ["preset `areal.token_mask`", "preset `areal.seq`"],
-    "molt": ["recipe `molt.ppo`", "recipe `molt.cispo`"],
 }
 
 
@@ -99,23 +92,6 @@ def test_a_declared_difference_hides_no_other(monkeypatch):
     monkeypatch.setattr(rc, "spec", planted)
     (found,) = campaign.replayed("verl", lambda row: row.title == "preset `verl.decoupled_token_icepop`")
     assert found.tally.undeclared
-
-
-@pytest.mark.parametrize("framework", PLANTED)
-def test_planted_changes_are_noticed(framework, caplog):
-    """Bounds of tokens and of sequences, a dual clip, clamps, coefficients."""
-    caplog.set_level("ERROR", "rollout_corr")  # as `mutate` sets it: put back afterwards
-    made = campaign.mutate(framework, lambda row: row.title in PLANTED[framework])
-    assert len(made) == len(PLANTED[framework]) and all(row.noticed for row in made)
-    assert [(row.row, line) for row in made for line, why in row.missed.items() if not why] == []
-
-
-def test_a_planted_change_that_no_batch_shows_is_missed():
-    """Without the batches that are aimed at the bound."""
-    (recorded,) = recording.load("areal")
-    (row,) = (row for row in campaign.rows_of(recorded.source) if row.title == "preset `areal.seq`")
-    cases = [case for case in recorded.rows[row.key] if case.batch.kind != "aimed"]
-    assert mutants.mutated(row, cases).missed["spec.criteria.0.lower: 1 %"] == ""
 
 
 def test_what_stands_behind_the_mask_excuses_its_own_rows_alone():
