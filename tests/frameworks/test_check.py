@@ -11,13 +11,140 @@ from types import SimpleNamespace
 import pytest
 
 import rollout_corr as rc
+from builders.config_cases import rows
 from rollout_corr.cli.main import main
 from rollout_corr.diagnose.doctor.diagnosis import CAUSES
 from rollout_corr.frameworks.shared.checking import recognized, settings_of_each
 from rollout_corr.frameworks.shared.run_files import UNKNOWN, settings_in
 
-# `FRAMEWORK SUFFIX | KEY | WORDS`, and the file; "> " stands before the line that is to be named, none before a setting
-# that is missing.
+# `FRAMEWORK CONFIG | KEY | WORDS`, the configuration as the words of a command line.
+MISTAKES = r"""
+verl algorithm.rollout_correction.rollout_is=token |
+    rollout.calculate_log_probs | warning: ... true since 0.9.0 ... before, false ... =true
+verl algorithm.rollout_rs=token_k1 |
+    algorithm.rollout_rs | nothing reads it ... algorithm.rollout_correction.rollout_rs
+verl actor_rollout_ref.rollout.calculate_logprobs=true | calculate_logprobs | did you mean 'calculate_log_probs'
+verl algorithm.rollout_correction.bypass_mode=true algorithm.rollout_correction.rollout_is=token |
+    rollout_correction.rollout_is | only measured ... reinforce
+verl algorithm.rollout_correction.bypass_mode=true actor_rollout_ref.actor.policy_loss.loss_mode=gspo |
+    loss_mode | in place of gspo
+verl actor_rollout_ref.actor.policy_loss.loss_mode=bypass_mode | loss_mode | finds no rollout_correction
+verl rollout_rs=token_k1 rollout_rs_threshold=0.999_1.001 |
+    rollout_rs_threshold | warning: ... rejects 96% of tokens ... 0.5 and 2
+verl rollout_rs=seq_mean_k1 rollout_rs_threshold=0.9999_1.0001 |
+    rollout_rs_threshold | warning: ... of sequences of 1000 tokens ... rc.suggest
+verl actor_rollout_ref.rollout.temperature=0.7 actor_rollout_ref.rollout.logprobs_mode=raw_logprobs
+    algorithm.rollout_correction.rollout_is=token |
+    rollout.logprobs_mode | temperature of 0.7 ... processed_logprobs
+verl algorithm.rollout_correction.rollout_is=token actor_rollout_ref.rollout.top_p=0.9 |
+    rollout.top_p | what it keeps ... KeptMass
+verl algorithm.rollout_correction.rollout_is=token actor_rollout_ref.rollout.top_k=50 | rollout.top_k | what it keeps
+verl actor_rollout_ref.actor.tis_imp_ratio_cap=2.0 |
+    actor.tis_imp_ratio_cap | 0.6.0 ... write algorithm.rollout_correction: {rollout_is: "token", rollout_is
+verl algorithm.rollout_is=true algorithm.rollout_is_threshold=2.0 algorithm.rollout_is_level=token
+    algorithm.rollout_is_mode=truncate |
+    algorithm.rollout_is_level | {rollout_is: "token", rollout_is_threshold: 2.0}; for its veto, rc.Criterion(
+verl algorithm.rollout_is=true algorithm.rollout_is_threshold=3.0 |
+    algorithm.rollout_is | up to 0.6.0 ... {rollout_is: "token", rollout_is_threshold: 3.0}
+verl algorithm.rollout_is=token | algorithm.rollout_is | nothing reads it ... algorithm.rollout_correction.rollout_is
+verl rollout_rs_threshold=2.0 rollout_rs=seq_max_k1 | rollout_rs | expected one of
+verl algorithm.rollout_correction.rollout_is=token algorithm.rollout_correction.rollout_plot_folder=true |
+    rollout_plot_folder | warning: ... newer release
+trl use_vllm=true vllm_importance_sampling_correction=false vllm_importance_sampling_mode=token_truncate |
+    vllm_importance_sampling_mode | does nothing while vllm_importance_sampling_correction
+trl use_vllm=true vllm_importance_sampling_mode=geometric_mask | vllm_importance_sampling_mode | expected one of
+nemo loss_fn.truncated_importance_sampling_type=tis loss_fn.truncated_importance_sampling_ratio=2.0 |
+    truncated_importance_sampling_type | needs use_importance_sampling_correction
+nemo grpo.async_grpo.enabled=true loss_fn.use_importance_sampling_correction=false |
+    use_importance_sampling_correction | async_grpo
+nemo grpo.seq_logprob_error_threshold=0.5 | seq_logprob_error_threshold | masks every sequence
+nemo loss_fn.use_importance_sampling_correction=true policy.generation.temperature=0.6
+    policy.generation.vllm_cfg.logprobs_mode=raw_logprobs |
+    logprobs_mode | temperature of 0.6
+nemo loss_fn.use_importance_sampling_correction=true loss_fn.truncated_importance_sampling_type=icepop
+    loss_fn.truncated_importance_sampling_ratio=1.002 loss_fn.truncated_importance_sampling_ratio_min=0.999 |
+    truncated_importance_sampling_ratio | warning: ... cuts the weights of 94% of tokens
+slime tis_clip=2.0 | tis_clip | does nothing while use_tis
+slime use_tis=true use_rollout_logprobs=true | use_rollout_logprobs | the ratio is then the correction itself
+slime use_tis=true custom_config_path=examples/train_infer_mismatch_helper/mis.yaml |
+    custom_config_path | not called ... custom-tis-function-path
+slime use_tis=true use_rs=true rs_level=geometric tis_upper_bound=2.0 | tis_upper_bound | warning: ... never reaches
+slime opsm_delta=0.001 | opsm_delta | does nothing while use_opsm
+skyrl trainer.algorithm.off_policy_correction.tis_ratio_type=token
+    trainer.algorithm.off_policy_correction.token_mask_is_threshold_low=0.5 |
+    token_mask_is_threshold_low | warning: ... work only together
+skyrl trainer.algorithm.off_policy_correction.sequence_mask_metric=product
+    trainer.algorithm.off_policy_correction.geo_mask_high=1.1 |
+    geo_mask_high | sequence_mask_metric is not 'geometric'
+skyrl generator.sampling_params.temperature=0.6 trainer.algorithm.off_policy_correction.tis_ratio_type=token
+    trainer.algorithm.temperature=1.0 |
+    trainer.algorithm.temperature | at the temperature 1, sampling at 0.6
+areal actor.use_decoupled_loss=false actor.rejection_sampling.metric=ratio actor.rejection_sampling.upper=5.0 |
+    actor.rejection_sampling.upper | does nothing while use_decoupled_loss
+areal actor.behave_imp_weight_cap=5.0 |
+    actor.behave_imp_weight_cap | write rejection_sampling: {level: token, action: mask, metric: ratio,
+rllm rllm.algorithm.rollout_correction.tis_cap=3.0 | rollout_correction.tis_cap | does nothing while tis_mode
+rllm rllm.algorithm.rollout_correction.bypass_mode=true rllm.algorithm.rollout_correction.tis_mode=token |
+    rollout_correction.tis_mode | expected null with bypass_mode
+areal gconfig.temperature=0.8 actor.use_decoupled_loss=true actor.rejection_sampling.upper=5.0 actor.temperature=1.0 |
+    actor.temperature | at the temperature 1, sampling at 0.8
+skyrl trainer.algorithm.off_policy_correction.tis_ratio_type=token generator.sampling_params.temperature=0.6 |
+    sampling_params.temperature | before the temperature of 0.6 ... logprobs_mode=processed_logprobs
+skyrl trainer.algorithm.policy_loss_type=dppo generator.sampling_params.logprobs=null |
+    sampling_params.logprobs | gets no log-probs ... logprobs=1
+skyrl trainer.algorithm.off_policy_correction.tis_ratio_type=token generator.sampling_params.logprobs=null |
+    sampling_params.logprobs | warning: ... SkyRL sets 1 ... logprobs=1
+swift rollout_importance_sampling_mode=token_truncate top_k=50 | top_k | what it keeps
+swift loss_type=real rollout_importance_sampling_mode=token_truncate |
+    rollout_importance_sampling_mode | warning: ... the loss real has no weights
+swift rollout_importance_sampling_threshold=2.0 |
+    rollout_importance_sampling_threshold | does nothing while rollout_importance_sampling_mode
+trl use_vllm=true temperature=0 | temperature | likeliest token
+slime custom_tis_function_path=examples.train_infer_mismatch_helper.mis.compute_mis_weights_with_cp |
+    custom_tis_function_path | not called without --use-tis
+slime use_tis=true custom_config_path=mis.yaml
+    custom_tis_function_path=examples.train_infer_mismatch_helper.mis.compute_mis_weights_with_cp tis_clip=3.0 |
+    tis_clip | reads tis_upper_bound
+nemo loss_fn.use_importance_sampling_correction=true loss_fn.sequence_level_importance_ratios=true |
+    sequence_level_importance_ratios | token_level_loss: false
+nemo loss_fn.use_importance_sampling_correction=true loss_fn.truncated_importance_sampling_ratio_min=0.5 |
+    truncated_importance_sampling_ratio_min | does nothing while truncated_importance_sampling_type
+skyrl trainer.algorithm.off_policy_correction.token_tis_ratio_clip_high=3.0 |
+    token_tis_ratio_clip_high | does nothing while tis_ratio_type
+skyrl trainer.algorithm.tis_imp_ratio_cap=2.0 | tis_imp_ratio_cap | does nothing while use_tis
+areal actor.use_sapo_loss=true actor.rejection_sampling.metric=ratio actor.rejection_sampling.upper=5.0 |
+    actor.use_sapo_loss | warning: ... does not read rejection_sampling
+verl algorithm.rollout_correction.rollout_is_batch_normalize=true |
+    rollout_is_batch_normalize | does nothing while rollout_is is off
+axolotl rl=grpo trl.vllm_importance_sampling_correction=false trl.vllm_importance_sampling_cap=2.0 |
+    trl.vllm_importance_sampling_cap | does nothing while vllm_importance_sampling_correction
+axolotl trl.vllm_importance_sampling_correction=true trl.vllm_importance_sampling_mode=sequence_mask |
+    trl.vllm_importance_sampling_mode | does not mask
+openrlhf algo.advantage.is_correction_level=seq algo.advantage.is_correction_mode=clip |
+    is_correction_mode | 'clip' needs
+verl algorithm.rollout_correction.loss_type=reinforce algorithm.rollout_correction.rollout_is=token |
+    loss_type | does nothing without bypass mode
+verl rollout_is=token rollout_rs_threshold=0.5_2.0 | rollout_rs_threshold | does nothing while rollout_rs is off
+verl rollout_rs=seq_mean_k1 rollout_rs_threshold=0.5_2.0 | rollout_rs_threshold | warning: ... never reaches
+verl data.max_response_length=32768 algorithm.rollout_correction.rollout_rs=seq_sum_k1 algorithm.rollout_correction.rollout_rs_threshold=0.5_2.0 |
+    rollout_rs_threshold | warning: ... sequences of 16384 tokens ... product
+trl vllm_importance_sampling_clip_max=2.0 | vllm_importance_sampling_clip_max | does nothing while use_vllm
+prime_rl orchestrator.train.sampling.temperature=0.8 inference.vllm.logprobs_mode=raw_logprobs |
+    logprobs_mode | temperature of 0.8
+xtuner rollout_is_threshold=[5,0.5] rollout_is_veto_treshold=[20,0] |
+    rollout_is_veto_treshold | did you mean 'rollout_is_veto_threshold'
+xtuner rollout_is_mode=both | rollout_is_mode | does nothing while rollout_is_threshold
+trl use_vllm=true repetition_penalty=1.1 | repetition_penalty | penalty of 1.1
+trl use_vllm=false vllm_importance_sampling_correction=true |
+    vllm_importance_sampling_correction | does nothing without vLLM
+trl use_vllm=true temperature=0 | temperature | likeliest token
+cosmos_rl train.train_policy.behav_imp_weight_cap=5.0 |
+    train_policy.behav_imp_weight_cap | does nothing while use_decoupled_loss
+cosmos_rl train.train_policy.use_decoupled_loss=true train.train_policy.use_rollout_logprobs_for_loss=true |
+    use_rollout_logprobs_for_loss | refuses it together
+"""
+
+# `FRAMEWORK SUFFIX | KEY | WORDS`, and the file; "> " stands before the line that is to be named.
 PLANTED = r"""
 verl yaml | rollout.calculate_log_probs | no log-probs ... =true
   actor_rollout_ref:
@@ -30,10 +157,6 @@ verl sh | calculate_log_probs | no log-probs
   returned=False
   python3 -m verl.trainer.main_ppo algorithm.rollout_correction.bypass_mode=True \
 >     actor_rollout_ref.rollout.calculate_log_probs=${returned}
-
-verl yaml | rollout.calculate_log_probs | warning: ... true since 0.9.0 ... before, false ... =true
-  algorithm:
-    rollout_correction: {rollout_is: token}
 
 verl sh | rollout_is_threshold | warning: ... 0.5_2 ... quote it
   rollout_is_threshold="0.5_2"
@@ -52,113 +175,6 @@ verl yaml | rollout_is_treshold | did you mean 'rollout_is_threshold'
       rollout_is: token
 >     rollout_is_treshold: 3.0
 
-verl sh | algorithm.rollout_rs | nothing reads it ... algorithm.rollout_correction.rollout_rs
-> run algorithm.rollout_rs=token_k1
-
-verl sh | calculate_logprobs | did you mean 'calculate_log_probs'
-> run actor_rollout_ref.rollout.calculate_logprobs=True
-
-verl yaml | loss_type | does nothing without bypass mode
-  algorithm:
-    rollout_correction:
->     loss_type: reinforce
-      rollout_is: token
-
-verl yaml | rollout_correction.rollout_is | only measured ... reinforce
-  algorithm:
-    rollout_correction:
-      bypass_mode: true
->     rollout_is: token
-
-verl sh | loss_mode | in place of gspo
-  run algorithm.rollout_correction.bypass_mode=True \
->   actor_rollout_ref.actor.policy_loss.loss_mode=gspo
-
-verl yaml | loss_mode | finds no rollout_correction
-  actor_rollout_ref:
-    actor:
-      policy_loss:
->       loss_mode: bypass_mode
-
-verl yaml | rollout_rs_threshold | does nothing while rollout_rs is off
-  rollout_is: token
-> rollout_rs_threshold: "0.5_2.0"
-
-verl yaml | rollout_rs_threshold | warning: ... rejects 96% of tokens ... 0.5 and 2
-  rollout_rs: token_k1
-> rollout_rs_threshold: 0.999_1.001
-
-verl yaml | rollout_rs_threshold | warning: ... never reaches
-  rollout_rs: seq_mean_k1
-> rollout_rs_threshold: 0.5_2.0
-
-verl yaml | rollout_rs_threshold | warning: ... of sequences of 1000 tokens ... rc.suggest
-  rollout_rs: seq_mean_k1
-> rollout_rs_threshold: 0.9999_1.0001
-
-verl yaml | rollout_rs_threshold | warning: ... sequences of 16384 tokens ... product
-  data: {max_response_length: 32768}
-  algorithm:
-    rollout_correction:
-      rollout_rs: seq_sum_k1
->     rollout_rs_threshold: 0.5_2.0
-
-verl yaml | rollout.logprobs_mode | temperature of 0.7 ... processed_logprobs
-  actor_rollout_ref:
-    rollout:
-      temperature: 0.7
->     logprobs_mode: raw_logprobs
-  algorithm: {rollout_correction: {rollout_is: token}}
-
-verl sh | rollout.top_p | what it keeps ... KeptMass
-  run algorithm.rollout_correction.rollout_is=token \
->   actor_rollout_ref.rollout.top_p=0.9
-
-verl sh | rollout.top_k | what it keeps
-  run algorithm.rollout_correction.rollout_is=token \
->   actor_rollout_ref.rollout.top_k=50
-
-verl yaml | actor.tis_imp_ratio_cap | 0.6.0 ... write algorithm.rollout_correction: {rollout_is: "token", rollout_is
-  actor_rollout_ref:
-    actor:
->     tis_imp_ratio_cap: 2.0
-
-verl yaml | algorithm.rollout_is_level | {rollout_is: "token", rollout_is_threshold: 2.0}; for its veto, rc.Criterion(
-  algorithm:
-    rollout_is: true
-    rollout_is_threshold: 2.0
->   rollout_is_level: token
-    rollout_is_mode: truncate
-
-verl yaml | algorithm.rollout_is | up to 0.6.0 ... {rollout_is: "token", rollout_is_threshold: 3.0}
-  algorithm:
->   rollout_is: true
-    rollout_is_threshold: 3.0
-
-verl sh | algorithm.rollout_is | nothing reads it ... algorithm.rollout_correction.rollout_is
-> run algorithm.rollout_is=token
-
-verl yaml | rollout_rs | expected one of
-  rollout_rs_threshold: 2.0
-> rollout_rs: seq_max_k1
-
-verl yaml | rollout_plot_folder | warning: ... newer release
-  algorithm:
-    rollout_correction:
-      rollout_is: token
->     rollout_plot_folder: true
-
-trl py | vllm_importance_sampling_clip_max | does nothing while use_vllm
-  args = GRPOConfig(
-      output_dir="out",
->     vllm_importance_sampling_clip_max=2.0,
-  )
-
-trl yaml | vllm_importance_sampling_mode | does nothing while vllm_importance_sampling_correction
-  use_vllm: true
-  vllm_importance_sampling_correction: false
-> vllm_importance_sampling_mode: token_truncate
-
 trl json | vllm_importance_sampling_cap | warning: ... old name; write vllm_importance_sampling_clip_max: 2.0
   {"use_vllm": true,
    "model_init_kwargs": {"dtype": "bfloat16"},
@@ -168,62 +184,9 @@ trl py | top_p | what it keeps
   top = 0.9
 > args = GRPOConfig(use_vllm=True, top_p=top)
 
-trl yaml | vllm_importance_sampling_mode | expected one of
-  use_vllm: true
-> vllm_importance_sampling_mode: geometric_mask
-
-nemo yaml | truncated_importance_sampling_type | needs use_importance_sampling_correction
-  loss_fn:
->   truncated_importance_sampling_type: tis
-    truncated_importance_sampling_ratio: 2.0
-
-nemo yaml | use_importance_sampling_correction | async_grpo
-  grpo: {async_grpo: {enabled: true}}
-  loss_fn:
->   use_importance_sampling_correction: false
-
-nemo yaml | seq_logprob_error_threshold | masks every sequence
-  grpo:
->   seq_logprob_error_threshold: 0.5
-
-nemo yaml | logprobs_mode | temperature of 0.6
-  loss_fn: {use_importance_sampling_correction: true}
-  policy:
-    generation:
-      temperature: 0.6
-      vllm_cfg:
->       logprobs_mode: raw_logprobs
-
-nemo yaml | truncated_importance_sampling_ratio | warning: ... cuts the weights of 94% of tokens
-  loss_fn:
-    use_importance_sampling_correction: true
-    truncated_importance_sampling_type: icepop
->   truncated_importance_sampling_ratio: 1.002
-    truncated_importance_sampling_ratio_min: 0.999
-
-slime sh | tis_clip | does nothing while use_tis
-> TIS=(--tis-clip 2.0)
-
-slime sh | use_rollout_logprobs | the ratio is then the correction itself
-  ARGS=(--use-tis
->   --use-rollout-logprobs)
-
-slime sh | custom_config_path | not called ... custom-tis-function-path
-  ARGS=(--use-tis
->   --custom-config-path examples/train_infer_mismatch_helper/mis.yaml)
-
 slime yaml | rs_veto_threshold | YAML 1.1 ... before the e, as in 1.0e-4
   use_tis: true
 > rs_veto_threshold: 1e-4
-
-slime yaml | tis_upper_bound | warning: ... never reaches
-  use_tis: true
-  use_rs: true
-  rs_level: geometric
-> tis_upper_bound: 2.0
-
-slime sh | opsm_delta | does nothing while use_opsm
-> ARGS=(--opsm-delta 1e-3)
 
 miles py | get_mismatch_metrics | refuses it without a function
   flags = (
@@ -236,63 +199,10 @@ skyrl sh | tis_ratio_type | two corrections
   run trainer.algorithm.policy_loss_type=rollout_is \
 >   trainer.algorithm.off_policy_correction.tis_ratio_type=$TYPE
 
-skyrl yaml | token_mask_is_threshold_low | warning: ... work only together
-  trainer:
-    algorithm:
-      off_policy_correction:
-        tis_ratio_type: token
->       token_mask_is_threshold_low: 0.5
-
-skyrl sh | geo_mask_high | sequence_mask_metric is not 'geometric'
-  run trainer.algorithm.off_policy_correction.sequence_mask_metric=product \
->   trainer.algorithm.off_policy_correction.geo_mask_high=1.1
-
-skyrl yaml | trainer.algorithm.temperature | at the temperature 1, sampling at 0.6
-  generator: {sampling_params: {temperature: 0.6}}
-  trainer:
-    algorithm:
-      off_policy_correction: {tis_ratio_type: token}
->     temperature: 1.0
-
-areal yaml | actor.rejection_sampling.upper | does nothing while use_decoupled_loss
-  actor:
-    use_decoupled_loss: false
-    rejection_sampling:
-      metric: ratio
->     upper: 5.0
-
-areal yaml | actor.behave_imp_weight_cap | write rejection_sampling: {level: token, action: mask, metric: ratio,
-  actor:
->   behave_imp_weight_cap: 5.0
-
-rllm sh | rollout_correction.tis_cap | does nothing while tis_mode
-  python -m examples.train \
->   rllm.algorithm.rollout_correction.tis_cap=3.0
-
-rllm yaml | rollout_correction.tis_mode | expected null with bypass_mode
-  rllm:
-    algorithm:
-      rollout_correction:
-        bypass_mode: true
->       tis_mode: token
-
-areal yaml | actor.temperature | at the temperature 1, sampling at 0.8
-  gconfig: {temperature: 0.8}
-  actor:
-    use_decoupled_loss: true
-    rejection_sampling: {upper: 5.0}
->   temperature: 1.0
-
 prime_rl toml | trainer.loss.ratio_low | no setting of type 'ipo'
   [trainer.loss]
   type = "ipo"
 > ratio_low = 0.5
-
-prime_rl toml | logprobs_mode | temperature of 0.8
-  [orchestrator.train.sampling]
-  temperature = 0.8
-  [inference.vllm]
-> logprobs_mode = "raw_logprobs"
 
 prime_rl toml | extra_body.min_p | what it keeps
 > orchestrator.train.sampling.extra_body = { min_p = 0.1 }
@@ -304,80 +214,6 @@ xtuner py | rollout_is_threshold | expected (upper, lower)
 >         rollout_is_threshold=(0.5, 5),
       ),
   )
-
-xtuner py | rollout_is_veto_treshold | did you mean 'rollout_is_veto_threshold'
-> RolloutImportanceSampling(rollout_is_threshold=(5, 0.5), rollout_is_veto_treshold=(20, 0))
-
-xtuner py | rollout_is_mode | does nothing while rollout_is_threshold
-> RolloutImportanceSampling(rollout_is_mode="both")
-
-skyrl sh | sampling_params.temperature | before the temperature of 0.6 ... logprobs_mode=processed_logprobs
-  run trainer.algorithm.off_policy_correction.tis_ratio_type=token \
->   generator.sampling_params.temperature=0.6
-
-skyrl sh | sampling_params.logprobs | gets no log-probs ... logprobs=1
-  run trainer.algorithm.policy_loss_type=dppo \
->   generator.sampling_params.logprobs=null
-
-skyrl yaml | sampling_params.logprobs | warning: ... SkyRL sets 1 ... logprobs=1
-  trainer: {algorithm: {off_policy_correction: {tis_ratio_type: token}}}
-  generator:
-    sampling_params:
->     logprobs: null
-
-trl json | repetition_penalty | penalty of 1.1
-  {"use_vllm": true,
->  "repetition_penalty": 1.1}
-
-swift sh | top_k | what it keeps
-  swift rlhf --rollout_importance_sampling_mode token_truncate \
->   --top_k 50
-
-swift sh | rollout_importance_sampling_mode | warning: ... the loss real has no weights
-  swift rlhf --loss_type real \
->   --rollout_importance_sampling_mode token_truncate
-
-swift sh | rollout_importance_sampling_threshold | does nothing while rollout_importance_sampling_mode
-> swift rlhf --rollout_importance_sampling_threshold 2.0
-
-trl py | vllm_importance_sampling_correction | does nothing without vLLM
-  GRPOConfig(use_vllm=False,
->   vllm_importance_sampling_correction=True)
-
-trl sh | temperature | likeliest token
-> accelerate launch grpo.py --use_vllm --temperature 0
-
-slime sh | custom_tis_function_path | not called without --use-tis
-> ARGS=(--custom-tis-function-path examples.train_infer_mismatch_helper.mis.compute_mis_weights_with_cp)
-
-slime sh | tis_clip | reads tis_upper_bound
-  ARGS=(--use-tis --custom-config-path mis.yaml
-    --custom-tis-function-path examples.train_infer_mismatch_helper.mis.compute_mis_weights_with_cp
->   --tis-clip 3.0)
-
-nemo yaml | sequence_level_importance_ratios | token_level_loss: false
-  loss_fn:
-    use_importance_sampling_correction: true
->   sequence_level_importance_ratios: true
-
-nemo yaml | truncated_importance_sampling_ratio_min | does nothing while truncated_importance_sampling_type
-  loss_fn:
-    use_importance_sampling_correction: true
->   truncated_importance_sampling_ratio_min: 0.5
-
-skyrl yaml | token_tis_ratio_clip_high | does nothing while tis_ratio_type
-  trainer:
-    algorithm:
-      off_policy_correction:
->       token_tis_ratio_clip_high: 3.0
-
-skyrl sh | tis_imp_ratio_cap | does nothing while use_tis
-> run trainer.algorithm.tis_imp_ratio_cap=2.0
-
-areal yaml | actor.use_sapo_loss | warning: ... does not read rejection_sampling
-  actor:
->   use_sapo_loss: true
-    rejection_sampling: {metric: ratio, upper: 5.0}
 
 slime sh | tis_clip | does nothing while use_tis
   cat <<EOF <<'NEXT' > readme
@@ -394,39 +230,29 @@ slime sh | tis_clip | does nothing while use_tis
   sbatch <<EOF
 > python train.py --tis-clip 2.0
   EOF
-
-trl json | temperature | likeliest token
-  {"use_vllm": true, "model_init_kwargs":
-    {"dtype": "bfloat16"},
->  "temperature": 0}
-
-verl sh | rollout_is_batch_normalize | does nothing while rollout_is is off
-> run algorithm.rollout_correction.rollout_is_batch_normalize=true
-
-axolotl yaml | trl.vllm_importance_sampling_cap | does nothing while vllm_importance_sampling_correction
-  rl: grpo
-  trl:
-    vllm_importance_sampling_correction: false
->   vllm_importance_sampling_cap: 2.0
-
-axolotl yaml | trl.vllm_importance_sampling_mode | does not mask
-  trl:
-    vllm_importance_sampling_correction: true
->   vllm_importance_sampling_mode: sequence_mask
-
-cosmos_rl toml | train_policy.behav_imp_weight_cap | does nothing while use_decoupled_loss
-  [train.train_policy]
-> behav_imp_weight_cap = 5.0
-
-cosmos_rl toml | use_rollout_logprobs_for_loss | refuses it together
-  [train.train_policy]
-  use_decoupled_loss = true
-> use_rollout_logprobs_for_loss = true
-
-openrlhf sh | is_correction_mode | 'clip' needs
-  train --algo.advantage.is_correction_level seq \
->   --algo.advantage.is_correction_mode clip
 """
+
+
+def problems_of(framework, config, key):
+    """What is wrong; of a configuration that is about another mistake, verl's switch is no second one."""
+    given = [] if framework != "verl" or "log_probs" in key else [f"{R}calculate_log_probs=true"]
+    return rc.check_config(framework, [*config, *given])
+
+
+def assert_says(problem, key, words):
+    severity, parts = "error", words.split(" ... ")
+    if parts[0] == "warning:":
+        severity, parts = "warning", parts[1:]
+    assert problem.severity == severity, problem
+    assert f".{problem.key}".endswith(key), problem
+    assert re.search(".*".join(map(re.escape, parts)), f"{problem.message}; {problem.fix}"), problem
+
+
+@pytest.mark.parametrize(("given", "key", "words"), rows(MISTAKES))
+def test_mistakes(given, key, words):
+    framework, *config = given.split()
+    (problem,) = problems_of(framework, config, key)
+    assert_says(problem, key, words)
 
 
 def planted():
@@ -444,16 +270,9 @@ def test_planted_mistakes(framework, suffix, content, key, words, line, tmp_path
         pytest.importorskip("tomllib")
     file = tmp_path / f"run.{suffix}"
     file.write_text(content + "\n")
-    # Of a file that is about another mistake, verl's switch is no second one.
-    given = [] if framework != "verl" or "log_probs" in key else [f"{R}calculate_log_probs=true"]
-    (problem,) = rc.check_config(framework, [str(file), *given])
-    severity, parts = "error", words.split(" ... ")
-    if parts[0] == "warning:":
-        severity, parts = "warning", parts[1:]
-    assert problem.severity == severity, problem
-    assert f".{problem.key}".endswith(key), problem
+    (problem,) = problems_of(framework, [str(file)], key)
+    assert_says(problem, key, words)
     assert (problem.file, problem.line) == (str(file), line), problem
-    assert re.search(".*".join(map(re.escape, parts)), f"{problem.message}; {problem.fix}"), problem
 
 
 # --- nothing wrong ---
