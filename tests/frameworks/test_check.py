@@ -126,7 +126,8 @@ verl algorithm.rollout_correction.loss_type=reinforce algorithm.rollout_correcti
     loss_type | does nothing without bypass mode
 verl rollout_is=token rollout_rs_threshold=0.5_2.0 | rollout_rs_threshold | does nothing while rollout_rs is off
 verl rollout_rs=seq_mean_k1 rollout_rs_threshold=0.5_2.0 | rollout_rs_threshold | warning: ... never reaches
-verl data.max_response_length=32768 algorithm.rollout_correction.rollout_rs=seq_sum_k1 algorithm.rollout_correction.rollout_rs_threshold=0.5_2.0 |
+verl data.max_response_length=32768 algorithm.rollout_correction.rollout_rs=seq_sum_k1
+    algorithm.rollout_correction.rollout_rs_threshold=0.5_2.0 |
     rollout_rs_threshold | warning: ... sequences of 16384 tokens ... product
 trl vllm_importance_sampling_clip_max=2.0 | vllm_importance_sampling_clip_max | does nothing while use_vllm
 prime_rl orchestrator.train.sampling.temperature=0.8 inference.vllm.logprobs_mode=raw_logprobs |
