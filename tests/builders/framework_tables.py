@@ -63,7 +63,8 @@ def losses() -> str:
                 "" if made.spec is None else "spec of its name" if name in same else f"spec {_code(same[0])}",
                 "" if divided == "token" else f"mean {divided}",
                 _needs(recipe),
-                *recipe.note.split("; "),
+                # The page says it of every total.
+                *recipe.note.replace(" of all ranks", "").split("; "),
             )
             cell = " + ".join(_code(expression(term).replace(", ", ",")) for term in terms)
             rows.setdefault((cell, tuple(filter(None, more))), []).append(_code(name))

@@ -121,17 +121,19 @@ PERCENTILE = re.compile(r"(.*_p)([\d.]+)")
 
 def lines_of(found: list[Metric]) -> list[str]:
     """A table; the percentiles of a quantity are one row."""
-    lines = ["| key | meaning | formula | over | healthy |", "|---|---|---|---|---|"]
+    lines = ["| key | meaning | formula | healthy |", "|---|---|---|---|"]
     shown = [row for row in found if not NOTED.match(row.key)]
     for name, same in groupby(shown, lambda row: PERCENTILE.sub(r"\1", row.key)):
         row, *others = same
-        key, words, formula = f"`{row.key}`", row.words, f"`{row.formula}`"
+        # The count of a row's units by its name.
+        counted = re.sub(r"\bn\b(?!')", f"'{row.over.units}'", row.formula)
+        key, words, formula = f"`{row.key}`", row.words, f"`{counted}`"
         if others:
             percents = [PERCENTILE.sub(r"\2", each.key) for each in (row, *others)]
             key = f"`{name}Q`, Q of {', '.join(percents)}"
             words = words.replace(f"percentile {percents[0]}", "percentile Q")
             formula = formula.replace(f", {percents[0]})", ", Q)")
-        cells = (key, words, formula, row.over.words, row.healthy)
+        cells = (key, words, formula, row.healthy)
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return lines
 
