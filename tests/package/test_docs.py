@@ -24,7 +24,7 @@ from rollout_corr.testing import example_batch
 
 MATHS = DOCS / "math.md", DOCS / "loss_math.md"
 GUIDES = [DOCS / f"{name}.md" for name in ("guide", "batches", "turns_groups_labels", "troubleshooting")]
-MAPS = [ROOT / "kernels" / "README.md", *sorted((ROOT / "rollout_corr").glob("**/README.md"))]
+MAPS = [*sorted((ROOT / "kernels").glob("*.md")), *sorted((ROOT / "rollout_corr").glob("**/README.md"))]
 # What the pages rest on: tables that tests make, next to them.
 EVIDENCE = [*(ROOT / "tests").glob("*/*.md"), *(ROOT / "benchmarks").glob("*.md"), *(ROOT / "upstream").glob("*.md")]
 BESIDE = ("CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "MAINTAINING.md")
