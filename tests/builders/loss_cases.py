@@ -11,7 +11,7 @@ from unittest import mock
 import torch
 
 import rollout_corr as rc
-from builders.batches import GARBAGE, error, lay_out
+from builders.batches import GARBAGE, cast_mask, error, lay_out
 from builders.calls import bundled_loss
 from builders.rounding import GRID, OF_QUOTIENT, margin
 from oracles import correction as oracle
@@ -221,7 +221,7 @@ def compare(out, laid, sequences, objective, case, *, given=None, dtype=torch.fl
     by = max(by, margin(dtype, 1), within if dtype != torch.float64 else 0.0)
     for q, row, expected in zip(sequences, slopes, oracle_loss.gradient(objective, sequences, given), strict=True):
         touched = oracle_loss.known(q, objective.surrogate)
-        for t, (a, b) in enumerate(zip(row, expected, strict=True)):
+        for t, (a, b) in enumerate(zip(row, cast_mask(expected, dtype), strict=True)):
             assert error(a, b) <= by, f"gradient at {t}: {a} for {b}: {case}"
             assert t in touched or a == 0.0, case
     compare_metrics(out.metrics(), oracle_loss.metrics(objective, sequences), within, case)

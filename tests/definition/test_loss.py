@@ -10,12 +10,11 @@ import pytest
 import torch
 
 import rollout_corr as rc
-from builders.batches import LAYOUTS
 from builders.calls import bundled_loss
-from builders.loss_cases import COUNTED, MEANS, SURROGATES, LaidLoss, check, compare, objective, only, random_batch
+from builders.loss_cases import COUNTED, SURROGATES, LaidLoss, check, compare, objective, only, random_batch
 from builders.rounding import FORMULA, OF_QUOTIENT, assert_near, near
 from oracles import correction as oracle
-from rollout_corr.specs.terms import KL_KINDS, KL_WEIGHTS, SCOPES
+from rollout_corr.specs.terms import KL_KINDS
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -23,76 +22,6 @@ DECOUPLED = ("old", "weights", "train_mask")
 
 
 BATCHES = [random_batch(0), random_batch(1, advantages="sequence"), random_batch(2, (3, 8, 2), scale=0.8)]
-BROKEN = [random_batch(seed, broken=True) for seed in (3, 4)]
-
-
-@pytest.mark.parametrize("name", SURROGATES)
-def test_surrogates(name):
-    for i, batch in enumerate((*BATCHES, *BROKEN)):
-        check(only(batch, *DECOUPLED), objective(name), whole=i % 2 == 0)
-        check(only(batch, "old"), objective(name), whole=i % 2 == 1)
-        check(only(batch, "rollout", "train_mask"), objective(name), whole=i % 2 == 0)
-    for whole in (False, True):
-        check(only(BATCHES[0], "weights"), objective(name), whole=whole)
-        check(only(BATCHES[1]), objective(name), "padded_left", whole=whole)
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_layouts(layout):
-    for name, batch in zip(("ppo dual", "gspo", "gmpo"), (BATCHES[1], BATCHES[0], BROKEN[0]), strict=True):
-        for whole in (False, True):
-            check(only(batch, *DECOUPLED), objective(name, mean=rc.Mean("sequence")), layout, whole=whole)
-
-
-@pytest.mark.parametrize("counted", [*COUNTED, 7.0])
-@pytest.mark.parametrize("mean", MEANS)
-def test_means(mean, counted):
-    given = None if isinstance(counted, str) else counted
-    if mean.of == "sum" and counted != "original":
-        with pytest.raises(ValueError, match=r"sum'\)?, which does not divide"):
-            LaidLoss(only(BATCHES[0], "old"), "packed")(
-                surrogate=SURROGATES["ppo"], mean=mean if given else replace(mean, over=counted), total=given
-            )
-        return
-    wanted = mean if given is not None else replace(mean, over=counted)
-    for i, batch in enumerate((*BATCHES, BROKEN[0])):
-        name, whole = ("ppo", "gspo")[i % 2], i < 2
-        check(only(batch, *DECOUPLED), objective(name, mean=wanted), given=given, whole=whole)
-
-
-@pytest.mark.parametrize("mean", [mean for mean in MEANS if mean.unit == "sequences"])
-def test_rows_are_counted_with_or_without_tokens(mean):
-    """A mean over rows as frameworks write it, `.mean()`: an empty row counts, packed as padded."""
-    for name, layout in (("ppo", "padded_right"), ("gspo", "packed"), ("ppo", "list")):
-        for batch in BATCHES[:2]:
-            rows = [*only(batch, *DECOUPLED), replace(only(batch, *DECOUPLED)[0], mask=[0] * len(batch[0].new))]
-            wanted = objective(name, mean=mean)
-            laid, surrogate = LaidLoss(rows, layout, torch.float64), SURROGATES[name]
-            by_rows = laid(surrogate=surrogate, mean=replace(mean, over="rows")).value.item()
-            by_number = laid(surrogate=surrogate, mean=mean, total=len(rows)).value.item()
-            assert by_rows == by_number != laid(surrogate=surrogate, mean=mean).value.item()
-            check(rows, wanted, layout, given=float(len(rows)))
-    x = torch.zeros(2, 3)
-    with pytest.raises(ValueError, match=r"^Mean\.over: expected 'rows' with a mean over sequences"):
-        rc.policy_loss(x, torch.ones(2), loss=rc.Loss(mean=rc.Mean(over="rows")), old_logp=x)
-
-
-@pytest.mark.parametrize("kind", KL_KINDS)
-def test_kl(kind):
-    for i, (gradient, weight) in enumerate(itertools.product((None, *KL_KINDS), (None, *KL_WEIGHTS))):
-        scope = SCOPES[i % 2]
-        term = rc.KL(kind, 0.3, gradient=gradient, weight=weight, scope=scope)
-        check(only(BATCHES[0], *DECOUPLED, "ref"), objective("ppo", kl=term))
-    for gradient, swapped in itertools.product((None, *KL_KINDS), (False, True)):
-        term = rc.KL(kind, 0.3, gradient=gradient, weight="ratio", bound=0.05, swapped=swapped)
-        check(only(BATCHES[0], *DECOUPLED, "ref"), objective("ppo", kl=term))
-    clamped = rc.KL(kind, 0.3, log_clamp=0.4, value_clamp=0.06, bound=5.0)
-    for batch in (BATCHES[1], *BROKEN):
-        check(only(batch, *DECOUPLED, "ref"), objective("gmpo", kl=clamped, mean=rc.Mean("sequence")))
-        check(only(batch, "rollout", "ref"), objective("score", kl=rc.KL(kind, 0.3)), whole=True)
-    # A ratio beyond the surrogate's clamp, and the factor of a surrogate that has no weights.
-    check(only(BATCHES[0], *DECOUPLED, "ref"), objective("clamped", kl=rc.KL(kind, 0.3, weight="ratio")))
-    check(only(BATCHES[0], "old", "ref"), objective("ppo", kl=rc.KL(kind, 0.3, weight="weights")))
 
 
 @pytest.mark.parametrize("name", ["ppo average", "ppo geometric", "score average", "score geometric"])
@@ -103,24 +32,6 @@ def test_both_ratios_of_an_average_are_clamped(name):
     out = rc.policy_loss(new, torch.ones(1), loss=loss, old_logp=torch.full_like(new, -24.0))
     wanted = math.exp(16.0) if "geometric" in name else (math.exp(20.0) + math.exp(12.0)) / 2.0
     assert out.metrics()["surrogate_ratio_max"] == near(wanted, size=0.0)
-
-
-@pytest.mark.parametrize("mean", [mean for mean in MEANS if mean.length is None])
-def test_a_kl_with_a_mean_of_its_own(mean):
-    """SkyRL averages the KL over rows, whatever divides the policy loss."""
-    counted = ("original",) if mean.of == "sum" else COUNTED
-    by_rows = ("rows",) if mean.unit == "sequences" else ()
-    for over, layout, batch in itertools.product((*counted, *by_rows), ("packed", "padded_left"), (BROKEN[0],)):
-        term = rc.KL("k3", 0.3, weight="ratio", scope="all", mean=replace(mean, over=over))
-        wanted = objective("gspo", kl=term, regularizer=rc.SquaredLogRatio(0.2), mean=rc.Mean(over="kept"))
-        for whole, given in itertools.product((False, True), (None, 7.0)):
-            counts = wanted if given is None else replace(wanted, mean=rc.Mean())
-            check(only(batch, *DECOUPLED, "ref"), counts, layout, whole=whole, given=given)
-        odd = [replace(q, advantages=[math.nan if t == 1 else a for t, a in enumerate(q.advantages)]) for q in batch]
-        check(only(odd, *DECOUPLED, "ref"), wanted, layout)
-        term = replace(term, weight="weights", scope="kept")
-        weighted = replace(wanted, kl=term, mean=rc.Mean("sequence_sum", length=9.0))
-        check(only(batch, *DECOUPLED, "ref"), weighted, layout)
 
 
 def test_a_kl_over_micro_batches_has_a_call_of_its_own():
@@ -146,17 +57,6 @@ def test_a_kl_over_micro_batches_has_a_call_of_its_own():
     assert (sum_of_gradients(2, inside) - wanted).abs().max() > 0.1 * wanted.abs().max()
 
 
-@pytest.mark.parametrize("name", SURROGATES)
-def test_a_scale_multiplies_all_that_a_token_adds(name):
-    """prime-rl's token weights: the policy loss, the KL and the regularizer; no denominator reads them."""
-    terms = {"kl": rc.KL("k3", 0.3, weight="ratio", scope="all"), "regularizer": rc.SquaredLogRatio(0.2)}
-    for batch, whole in ((BATCHES[0], False), (BROKEN[1], True)):
-        wanted = objective(name, mean=rc.Mean("sequence" if whole else "token"), **terms)
-        check(only(batch, *DECOUPLED, "ref", "scale"), wanted, whole=whole)
-        broken = [replace(q, scale=[math.inf if t == 1 else x for t, x in enumerate(q.scale)]) for q in batch]
-        check(only(broken, "rollout", "scale"), objective(name), "padded_left", whole=whole)
-
-
 @pytest.mark.parametrize("layout", ["packed", "padded_right", "packed_gaps"])
 def test_a_scale_per_sequence_is_a_denominator_of_each(layout):
     """PipelineRL divides by the tokens of a group of samples."""
@@ -169,14 +69,6 @@ def test_a_scale_per_sequence_is_a_denominator_of_each(layout):
     for scale in (by_group, by_group[:, None]):
         out = laid(scale=scale, **options)
         compare(out, laid, scaled, wanted, layout)
-
-
-@pytest.mark.parametrize("scope", SCOPES)
-def test_regularizer(scope):
-    for i, batch in enumerate((*BATCHES, *BROKEN)):
-        whole, wanted = i % 2 == 1, objective("reinforce", regularizer=rc.SquaredLogRatio(0.2, scope))
-        check(only(batch, "rollout", "train_mask"), wanted, whole=whole)
-        check(only(batch, *DECOUPLED), replace(wanted, mean=rc.Mean("sequence_sum")), whole=whole)
 
 
 def test_squares_and_penalties_saturate():
@@ -202,26 +94,6 @@ def test_tiny_steps_do_not_cancel():
     assert_near(slope, -torch.expm1(-k), torch.float32, FORMULA)
     wanted = (torch.expm1(k) - k).mean().item()
     assert out.metrics()["kl_old_new_k3"] == near(wanted, torch.float32, size=0.0)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_low_precision_log_probs(dtype):
-    """Computed in float32: the value is as far from the oracle as its inputs' rounding makes it, and no further."""
-    for name in SURROGATES:
-        batch = only(BATCHES[0], *DECOUPLED)
-        exact = LaidLoss(batch, "packed", torch.float64)
-        low = LaidLoss(batch, "packed", dtype)
-        for key in ("old_logp", "weights"):
-            exact.arguments[key] = low.arguments[key].double()
-        exact.new = low.new.detach().double().requires_grad_()
-        exact.laid.advantages = low.laid.advantages.double()
-        one, other = exact(surrogate=SURROGATES[name]), low(surrogate=SURROGATES[name])
-        assert other.value.dtype == torch.float32
-        assert_near(other.value.double(), one.value, torch.float32, size=1.0)
-        (slope,) = torch.autograd.grad(other.value, low.new)
-        (wanted,) = torch.autograd.grad(one.value, exact.new)
-        assert slope.dtype == dtype
-        assert_near(slope, wanted.to(dtype), terms=FORMULA)
 
 
 # --- modes and specs --------------------------------------------------------------------------------------------------

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-import random
 from dataclasses import replace
 
 import pytest
@@ -13,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import rollout_corr as rc
-from builders.batches import LAYOUTS, check, lay_out, random_sequences, run_as, spoil
+from builders.batches import LAYOUTS, lay_out, random_sequences, run_as
 from builders.calls import bundled_loss
 from builders.rounding import assert_near, margin, near
 from builders.same_bits import assert_same_results, outcome, pick
 from builders.strategies import sequences, specs
-from builders.weights import KINDS, weight_of
+from builders.weights import weight_of
 from rollout_corr.specs.choices import NONFINITE, REJECTED
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -27,17 +25,6 @@ GROUPS = [0, 2, 2, 0, 1, 2, 0, 5]
 LENGTHS = (5, 1, 7, 0, 4, 6, 9, 3)
 CRITERIA = (rc.Criterion("ratio", lower=0.6), rc.Criterion("k3", over="sequence", reduce="mean", upper=0.09))
 CASES = settings(max_examples=30)
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_against_loops(layout):
-    """Where D is not finite too; tests/definition/test_units.py has the rest."""
-    rng = random.Random(layout)
-    for seed, dtype in itertools.product(range(3), (torch.float64, torch.float32)):
-        level, normalize = rng.choice([(level, "group") for level in KINDS] + [("token", "sequence")])
-        spec = rc.Spec(weight_of(level, normalize=normalize), CRITERIA, nonfinite=NONFINITE[seed])
-        batch, groups = spoil(random_sequences(seed, LENGTHS), seed), torch.tensor(GROUPS, dtype=torch.int32)
-        check(batch, spec, layout, dtype=dtype, whole=seed == 1, group_index=groups)
 
 
 def test_means_are_1():

@@ -1,4 +1,4 @@
-"""What must not change a bit of turns, and the ways to say where they are. test_units.py holds them against loops."""
+"""What must not change a bit of turns, and the ways to say where they are. Loops judge them in test_random_calls.py."""
 
 from __future__ import annotations
 

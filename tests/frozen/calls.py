@@ -66,11 +66,12 @@ class Call:
 
     def _correct(self, backend: str) -> Record:
         assert self.spec is not None
-        out = self._corrected(self.spec, backend)
+        out = self.corrected(self.spec, backend)
         record = {"weights": shown(out.weights), "mask is the given": out.mask is self.drawn.batch.get("mask")}
         return record | _of_both(out) | _numbers(out, self.spec, self.drawn.batch)
 
-    def _corrected(self, spec: rc.Spec, backend: str) -> rc.Correction:
+    def corrected(self, spec: rc.Spec, backend: str) -> rc.Correction:
+        """Correct its log-probs."""
         tensors = self.drawn.tensors
         train, rollout, advantages = tensors["train"], tensors["rollout"], tensors["advantages"]
         out = self._outputs(spec) if self.into else None
@@ -83,7 +84,8 @@ class Call:
         kind = torch.bool if mask is None else mask.dtype
         return rc.Outputs(weights, torch.ones(shape, dtype=kind) if spec.edits_mask else None)
 
-    def _policy_loss(self, backend: str, loss: rc.Loss) -> Record:
+    def lost(self, backend: str, loss: rc.Loss) -> tuple[rc.PolicyLoss, Any, Any]:
+        """Make the call of a loss; give its result, and the leaves that have a gradient: new_logp, entropy or None."""
         tensors, batch, more = self.drawn.tensors, self.drawn.batch, dict(self.given)
         new = _leaves(tensors["new"])
         entropy = _leaves(batch["entropy"]) if loss.entropy_bonus is not None else None
@@ -99,12 +101,16 @@ class Call:
         if self.spec is not None:
             arguments["spec"] = self.spec
         elif self.correction == "correction":
-            arguments["correction"] = self._corrected(rc.Spec(rc.Weight.token(upper=2.0)), backend)
+            arguments["correction"] = self.corrected(rc.Spec(rc.Weight.token(upper=2.0)), backend)
         elif self.correction != "nothing":
             weights = self.drawn.column("weights") if self.correction == "factors" else None
             trains = self.drawn.laid.tensor(self.drawn.laid.tokens.columns["trains"], torch.int64, 1.0)
             arguments["correction"] = rc.Factors(weights=weights, mask=trains)
         out = rc.policy_loss(new, tensors["advantages"], self._batch(**more), loss, backend=backend, **arguments)
+        return out, new, entropy
+
+    def _policy_loss(self, backend: str, loss: rc.Loss) -> Record:
+        out, new, entropy = self.lost(backend, loss)
         rows = [*_rows(new), *(() if entropy is None else _rows(entropy))]
         slopes = torch.autograd.grad(out.value, rows, allow_unused=True) if rows else ()
         record = {"value": shown(out.value.detach()), "gradient": shown(list(slopes)), "weights": shown(out.weights)}

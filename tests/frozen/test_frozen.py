@@ -40,6 +40,7 @@ def test_masks_decisions_and_counts_are_as_recorded(part):
 
 def test_every_option_of_a_spec_is_drawn():
     specs = [random_spec(random.Random(seed), of_loss=True) for seed in range(500)]
+    assert all(rc.Spec.from_dict(spec.to_dict()) == spec and spec.explain() for spec in specs)
     weights = [spec.weight for spec in specs if spec.weight is not None]
     criteria = [criterion for spec in specs for criterion in spec.criteria]
     assert {x.stat for x in criteria} == set(choices.STATS)

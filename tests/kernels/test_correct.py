@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import math
 from dataclasses import replace
 
@@ -14,20 +13,15 @@ import pytest
 import torch
 
 import rollout_corr as rc
-from aot.variant import LONG, LONGEST, MEDIUM, SHORT
-from aot.variants import VARIANTS
-from builders.batches import LAYOUTS, lay_out, moved, random_sequences, rounded
-from builders.cases import one_in
+from builders.batches import lay_out, moved, random_sequences
 from builders.kernel_cases import (
     FEW,
     INTERPRETED,
-    MIDDLE,
     NARROW,
     REAL,
     SEQUENCES,
     TOKENS,
     WIDE,
-    as_declared,
     assert_like_reference,
     batch,
     between_fences,
@@ -42,37 +36,13 @@ from builders.kernel_cases import (
     unchecked,
     watched,
 )
-from ptx.chosen import is_run
 
 pytestmark = INTERPRETED
 
 W = rc.Weight
 
 
-SHAPES = {LONGEST: FEW, LONG: FEW, MEDIUM: MIDDLE, SHORT: FEW}
-
-
-# Compiled code of the others stands beside the same oracle in tests/ptx/test_compiled.py.
-@pytest.mark.parametrize("name", one_in(2, VARIANTS, left_out=is_run))
-def test_variants(name, device):
-    """Each in its own layout, dtypes and strides; every criterion rejects something and keeps something."""
-    variant = VARIANTS[name]
-    sequences, spec, others = as_declared(name)
-    with shaped(SHAPES[variant.length]):
-        layout = "packed_gaps" if variant.packed else "padded_left"
-        _, expected = check(sequences, spec, layout, device, place=variant.place, **others)
-    for criterion, outcome in zip(spec.criteria, expected.outcomes, strict=True):
-        rows = [row if isinstance(row, list) else [row] for row in outcome.failed]
-        assert {failed for row in rows for failed in row} == {True, False}, criterion
-
-
 # --- layouts and edges of tiles ---
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_layouts(layout, device):
-    number = LAYOUTS.index(layout)
-    fit_and_check(batch(number), (TOKENS, SEQUENCES)[number % 2], layout, device)
 
 
 # Layout, and lengths in tiles and tokens. Padded rows are two tokens wider than the longest sequence.
@@ -192,16 +162,6 @@ def test_everything_rejected(spec, device):
 # --- masks ---
 
 
-# One of each size, and floats; a uint8 of 0 bits is what a bool is.
-@pytest.mark.parametrize("mask_dtype", [torch.uint8, torch.int16, torch.int64, torch.float32])
-def test_mask_dtypes(mask_dtype, device):
-    """0.3 is valid and stays 0.3, 2 stays 2."""
-    number, values = mask_dtype.itemsize, (0.3, 1, 2) if mask_dtype.is_floating_point else (1, 2, 3)
-    sequences = batch(number, mask_values=values)
-    layout = ("packed_gaps", "padded_left")[number > 2]
-    fit_and_check(sequences, (TOKENS, SEQUENCES)[number % 2], layout, device, mask_dtype=mask_dtype)
-
-
 @pytest.mark.parametrize("rejected", ["mask", "both"])
 def test_odd_masks(rejected, device):
     """A bool whose byte is 2, a mask value that is NaN or a denormal number, a 0 with a sign."""
@@ -249,25 +209,6 @@ def test_mask_of_none(layout, device):
 
 
 @pytest.mark.parametrize(
-    ("dtype", "spec", "layout"),
-    [
-        (torch.float64, SEQUENCES, "packed_gaps"),
-        (torch.bfloat16, TOKENS, "packed_gaps"),
-        (torch.float16, SEQUENCES, "padded_left"),
-    ],
-)
-def test_dtypes(dtype, spec, layout, device):
-    fit_and_check(rounded(batch(5), dtype), spec, layout, device, dtype=dtype)
-
-
-@pytest.mark.parametrize("dtypes", [(torch.bfloat16, torch.float64), (torch.float32, torch.bfloat16)])
-def test_log_probs_of_two_dtypes(dtypes, device):
-    """Both are upcast before the subtraction; fp64 on either side computes in fp64."""
-    sequences = rounded(batch(2), torch.bfloat16)
-    fit_and_check(sequences, SEQUENCES, "packed_gaps", device, dtype=dtypes)
-
-
-@pytest.mark.parametrize(
     ("dtype", "per"), [(torch.int64, "token"), (torch.bfloat16, "sequence"), (torch.float64, "column")]
 )
 def test_dtypes_of_advantages_and_of_external_values(dtype, per, device):
@@ -309,17 +250,3 @@ def test_ages_of_tokens_and_of_sequences(layout, device):
 
 
 # --- all of it: make test-all ---
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", VARIANTS)
-def test_variants_in_every_layout_and_dtype(name, device):
-    """Whatever a variant says of its own: in every layout, in tiles of every shape, in every precision."""
-    number = list(VARIANTS).index(name)
-    for i, (layout, dtype) in enumerate(itertools.product(LAYOUTS, (torch.float32, torch.bfloat16, torch.float64))):
-        sequences, spec, others = as_declared(name, advantages=("token", "sequence")[i % 2])
-        if others["mask_dtype"] is None and layout.startswith("padded"):
-            continue  # without a mask the padding is valid, which the oracle's sequences do not have
-        with shaped((WIDE, MIDDLE, NARROW)[(i + number) % 3]):
-            sequences = rounded(sequences, dtype)
-            check(sequences, fitted(spec, sequences), layout, device, **others | {"dtype": dtype})

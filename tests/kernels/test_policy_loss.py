@@ -5,7 +5,6 @@ In Triton's interpreter on the CPU, or compiled where `-m gpu` asks for it.
 
 from __future__ import annotations
 
-import itertools
 import math
 from dataclasses import replace
 
@@ -14,9 +13,7 @@ import torch
 
 import rollout_corr as rc
 from aot.loss_variants import LOSS_VARIANTS
-from aot.variant import LONG, LONGEST, MEDIUM, SHORT
-from builders.batches import GARBAGE, LAYOUTS
-from builders.cases import one_in
+from builders.batches import GARBAGE
 from builders.kernel_cases import (
     FEW,
     INTERPRETED,
@@ -32,7 +29,6 @@ from builders.kernel_cases import (
     watched,
 )
 from builders.loss_cases import (
-    MEANS,
     SURROGATES,
     LaidLoss,
     arguments_of,
@@ -42,7 +38,6 @@ from builders.loss_cases import (
     random_batch,
 )
 from builders.loss_kernel_cases import (
-    ON_KERNELS,
     PLAIN,
     assert_close,
     by_kernels,
@@ -51,7 +46,6 @@ from builders.loss_kernel_cases import (
     on,
     tensors_of,
 )
-from ptx.chosen import is_run
 from rollout_corr.kernels.policy_loss import launch as kernels
 from rollout_corr.metrics import loss as loss_metrics
 from rollout_corr.specs.operands import LossOperands
@@ -60,7 +54,6 @@ pytestmark = INTERPRETED
 
 INF, NAN = math.inf, math.nan
 DECOUPLED = ("old", "weights", "train_mask")
-SHAPES = {LONGEST: FEW, LONG: FEW, MEDIUM: MIDDLE, SHORT: NARROW}
 
 
 # --- against the third oracle, in float64 ---
@@ -82,25 +75,6 @@ def check(sequences, wanted, layout, device, by=3e-8, **options):
 BATCHES = [random_batch(0), random_batch(1, advantages="sequence"), random_batch(3, broken=True)]
 
 
-@pytest.mark.parametrize(("number", "name"), list(enumerate(ON_KERNELS)))
-def test_surrogates(number, name, device):
-    """Each in one of four layouts, batches and means."""
-    mean = rc.Mean("sequence", over="kept") if number % 2 else rc.Mean()
-    tensors = (DECOUPLED, ("rollout", "train_mask"), DECOUPLED, ("old",))[number % 4]
-    # On-policy no ratio is beyond a bound.
-    tensors = ("weights",) if number == 3 else tensors
-    layout = ("packed", "padded_strided", "padded_holes", "packed_gaps")[number % 4]
-    with shaped(NARROW if number % 4 == 3 else FEW):
-        check(only(BATCHES[number // 4 % 3], *tensors), objective(name, mean=mean), layout, device)
-
-
-@pytest.mark.parametrize(("number", "layout"), list(enumerate(LAYOUTS)))
-def test_layouts(number, layout, device):
-    wanted = objective(("ppo dual", "gspo", "gmpo")[number % 3], mean=rc.Mean("sequence"))
-    with shaped(MIDDLE):
-        check(only(BATCHES[number % 3], *DECOUPLED), wanted, layout, device)
-
-
 @pytest.mark.parametrize("rejected", ["zero", "both"])
 def test_any_byte_of_a_bool_mask_is_a_factor_of_1(rejected, device):
     """In bypass mode the mask of a correction multiplies, and a true bool may be a byte of 2."""
@@ -114,70 +88,11 @@ def test_any_byte_of_a_bool_mask_is_a_factor_of_1(rejected, device):
     assert found[0].count_nonzero() == 2 and torch.equal(*found)
 
 
-@pytest.mark.parametrize("mean", MEANS)
-def test_means(mean, device):
-    for name, counted in (("ppo", "original"), ("gspo", "original" if mean.of == "sum" else "kept")):
-        wanted = objective(name, mean=replace(mean, over=counted))
-        with shaped(FEW):
-            check(only(BATCHES[2], *DECOUPLED), wanted, "packed", device)
-
-
-def test_denominators_of_the_caller(device):
-    batch, wanted = only(BATCHES[0], *DECOUPLED), objective("ppo", mean=rc.Mean("sequence_sum"))
-    with shaped(FEW):
-        check(batch, wanted, "packed", device, total=7.0)
-        laid = LaidLoss(batch, "packed")
-        options = arguments_of(wanted) | {"backend": "triton"}
-        laid.laid, laid.new = laid.laid.to(device), laid.leaf(laid.laid.to(device).train)
-        laid.arguments = {name: None if x is None else x.to(device) for name, x in laid.arguments.items()}
-        seven = laid(**options | {"total": torch.tensor(7, device=device)})
-        assert seven.value == laid(**options | {"total": 7.0}).value
-        assert laid(**options | {"total": 0.0}).value == laid(**options | {"mean": rc.Mean("sum")}).value
-
-
-TERMS = {
-    "ppo": rc.KL("k1", 0.3, weight="ratio", bound=0.05),
-    "gspo": rc.KL("k2", 0.3, gradient="k1", scope="all"),
-    "gmpo": rc.KL("abs", 0.3, gradient="k3", weight="weights", log_clamp=0.4, value_clamp=0.06),
-    "score": rc.KL("k1", 0.3, gradient="abs", scope="all"),
-    "reinforce": rc.KL("k3", 0.3, gradient="k2", log_clamp=0.3, value_clamp=5.0, bound=5.0),
-    "vespo": rc.KL("k2", 0.3, weight="ratio", bound=0.05, swapped=True),
-    "clamped": rc.KL("k3", 0.3, weight="ratio"),
-}
-
-
-@pytest.mark.parametrize(("number", "name"), list(enumerate(TERMS)))
-def test_kl_and_regularizer(number, name, device):
-    regularizer = rc.SquaredLogRatio(0.2, ("all", "kept")[number % 2])
-    wanted = objective(name, kl=TERMS[name], regularizer=regularizer)
-    with shaped(FEW):
-        layout = ("packed", "padded_left")[number % 2]
-        check(only(BATCHES[2 * (number % 2)], *DECOUPLED, "ref"), wanted, layout, device)
-
-
 def test_a_policy_at_its_reference_has_no_slope(device):
     """|k| has none at 0, where autograd's is 0 too."""
     same = [replace(q, ref=list(q.new)) for q in BATCHES[0]]
     with shaped(FEW):
         check(only(same, *DECOUPLED, "ref"), objective("ppo", kl=rc.KL("abs", 0.3)), "packed", device)
-
-
-@pytest.mark.parametrize("name", ["ppo", "gspo", "vespo", "dro sequence"])
-def test_a_scale_multiplies_all_that_a_token_adds(name, device):
-    kl = rc.KL("k3", 0.3, weight="ratio", scope="all")
-    wanted = objective(name, kl=kl, regularizer=rc.SquaredLogRatio(0.2, "all"), mean=rc.Mean("sequence"))
-    layout, batch = ("packed", BATCHES[0]) if name in ("ppo", "vespo") else ("padded_left", BATCHES[2])
-    with shaped(FEW):
-        check(only(batch, *DECOUPLED, "ref", "scale"), wanted, layout, device)
-
-
-@pytest.mark.parametrize("over", ["kept", "rows"])
-def test_a_kl_with_a_mean_of_its_own(over, device):
-    term = rc.KL("k3", 0.3, scope="all", mean=rc.Mean("sequence", over=over))
-    wanted = objective("vespo", kl=term, regularizer=rc.SquaredLogRatio(0.2))
-    layout, batch = ("packed", BATCHES[0]) if over == "kept" else ("padded_left", BATCHES[2])
-    with shaped(FEW):
-        check(only(batch, *DECOUPLED, "ref"), wanted, layout, device)
 
 
 @pytest.mark.parametrize("kind", ["k1", "k2", "k3", "abs"])
@@ -194,25 +109,6 @@ def test_squares_and_penalties_saturate(kind, device):
 
 
 # --- against the reference, in every dtype ---
-
-
-# Compiled code of the others stands beside the reference in tests/ptx/test_compiled.py.
-@pytest.mark.parametrize("name", one_in(2, LOSS_VARIANTS, left_out=lambda name: is_run(f"loss_{name}")))
-def test_variants(name, device):
-    variant, seed = LOSS_VARIANTS[name], list(LOSS_VARIANTS).index(name)
-    with shaped(SHAPES[variant.length]):
-        given = tensors_of(variant, seed)
-        compare_with_reference(given, variant.objective, device, f"{name} {seed}", variant.differentiable)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", LOSS_VARIANTS)
-def test_variants_in_every_layout_and_shape(name, device):
-    variant, seed = LOSS_VARIANTS[name], 100
-    for packed, shapes in itertools.product((True, False), (NARROW, MIDDLE, WIDE, REAL)):
-        with shaped(shapes):
-            given = tensors_of(replace(variant, packed=packed), seed)
-            compare_with_reference(given, variant.objective, device, f"{name} {seed}", variant.differentiable)
 
 
 OF_SEQUENCES = LOSS_VARIANTS["gspo"]

@@ -27,6 +27,7 @@ from oracles.loss_terms import (
     vespo_log_ratio,
 )
 from oracles.numbers import exp
+from rollout_corr import GPG
 
 STEP = 1e-5
 
@@ -72,17 +73,9 @@ def surrogate_losses(s, sequence, new, stopped, weights_are_ratio, looked=None):
                 r = 0.0 if s.outside == "zero" else (s.lower if s.lower is not None and r < s.lower else s.upper)
             found[t] = -(1.0 if weights_are_ratio else r) * a * new[t]
         elif kind == "DPPO":
-            there = over_kept_set(sequence, s, t, stopped)
-            q, p = exp(min(there, 0.0)), exp(min(there - sg_x, 0.0))
-            if s.divergence == "tv":
-                moved = abs(q - p)
-            else:
-                u, v = max(1 - p, s.eps), max(1 - q, s.eps)
-                moved = p * (math.log(p) - math.log(q)) + u * math.log(u / v)
-            masked = (a > 0 and q > p and moved > s.high) or (a < 0 and q < p and moved > s.low)
             r = 1.0 if weights_are_ratio else ratio(sg_x)
             r = r if s.upper is None else min(r, s.upper)
-            found[t] = 0.0 if masked else -r * a * new[t]
+            found[t] = 0.0 if is_masked(s, sequence, t, stopped, sg_x) else -r * a * new[t]
         elif kind == "SAPO":
             tau = s.positive if a > 0 else s.negative
             of_gate = sg_x if s.gate == "stopped" else x
@@ -119,6 +112,19 @@ def surrogate_losses(s, sequence, new, stopped, weights_are_ratio, looked=None):
                 square = whole * (clip(sg_x, -1024, 1024) + (2 * (x - sg_x) if whole == total else 0))
             found[t] = -(a * new[t] - s.beta / 2 * square)
     return found
+
+
+def is_masked(s, sequence, t, log_probs, x):
+    """Whether DPPO masks a token of a log-ratio."""
+    a, there = advantage(sequence, t), over_kept_set(sequence, s, t, log_probs)
+    log_q, log_p = min(there, 0.0), min(there - x, 0.0)
+    q, p = exp(log_q), exp(log_p)
+    if s.divergence == "tv":
+        moved = abs(q - p)
+    else:
+        u, v = max(1 - p, s.eps), max(1 - q, s.eps)
+        moved = p * (log_p - log_q) + u * math.log(u / v)
+    return (a > 0 and q > p and moved > s.high) or (a < 0 and q < p and moved > s.low)
 
 
 def kl_value(kind, term, k):
@@ -204,12 +210,13 @@ def divisor(objective, sequences, given):
 
 
 def apart(objective, sequences):
-    """A loss without its KL, and the KL under its own mean as a loss of advantages 0; the rows that divide it."""
-    kl = objective.kl
+    """A loss without its KL, and the KL under its own mean beside GPG of advantages 0; the rows that divide it."""
+    kl, s = objective.kl, objective.surrogate
     rest = replace(objective, kl=None)
     by_rows = kl.mean.over == "rows"
     mean = replace(kl.mean, over="original") if by_rows else kl.mean
-    term = replace(objective, kl=replace(kl, mean=None), mean=mean, regularizer=None)
+    nothing = GPG(of=s.of, clamp=s.clamp)
+    term = replace(objective, surrogate=nothing, kl=replace(kl, mean=None), mean=mean, regularizer=None)
     zero = [
         replace(q, advantages=[a * 0 for a in q.advantages] if isinstance(q.advantages, list) else q.advantages * 0)
         for q in sequences
@@ -290,7 +297,7 @@ def metrics(objective, sequences):
                 clips["low"] += r < 1 - s.low and not rec_keeps(s, r, a)
                 clips["high"] += r > 1 + s.high and not rec_keeps(s, r, a)
             elif kind == "DPPO":
-                masked = losses[t] == 0.0 and a != 0
+                masked = is_masked(s, q, t, q.new, own[t])
                 clips["high"] += masked and a > 0
                 clips["low"] += masked and a < 0
                 clips["dual"] += s.upper is not None and not objective.weights_are_the_ratio and r > s.upper

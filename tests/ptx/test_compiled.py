@@ -8,7 +8,7 @@ import rollout_corr as rc
 from aot.loss_variants import LOSS_VARIANTS
 from ptx import cases, far, near_bounds
 from ptx.cases import CASES
-from ptx.chosen import READ, SLOW, is_run
+from ptx.chosen import READ, RUN
 from ptx.worker import outcome_of, start
 
 
@@ -19,7 +19,7 @@ def process():
         yield pool
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (not is_run(name))) for name in CASES])
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name not in RUN)) for name in CASES])
 def test_every_variant(name, process):
     """Cases take turns at the kinds of wrong offsets; other orders have all kinds."""
     kind = list(CASES).index(name)
@@ -43,7 +43,11 @@ def test_programs_beyond_32_bits(process):
     assert process.submit(outcome_of, far.run_beyond_32_bits).result() == ""
 
 
-@pytest.mark.parametrize("weight", [rc.Weight.token(upper=1.2), rc.Weight.product(upper=2.0)], ids=lambda x: x.kind)
+@pytest.mark.parametrize(
+    "weight",
+    [rc.Weight.token(upper=1.2), pytest.param(rc.Weight.product(upper=2.0), marks=pytest.mark.slow)],
+    ids=lambda x: x.kind,
+)
 def test_sequences_beyond_32_bits(weight, process):
     assert process.submit(outcome_of, far.run_sequences_beyond_32_bits, weight).result() == ""
 
@@ -60,7 +64,11 @@ def test_the_file_on_large_batches(lengths, process):
     assert process.submit(outcome_of, cases.run_file_of, lengths).result() == ""
 
 
-@pytest.mark.parametrize(("rows", "width", "step"), [(3, 600, 2**20 + 3), (1, 300, 2**24 + 1)], ids=["rows", "tokens"])
+@pytest.mark.parametrize(
+    ("rows", "width", "step"),
+    [(3, 600, 2**20 + 3), pytest.param(1, 300, 2**24 + 1, marks=pytest.mark.slow)],
+    ids=["rows", "tokens"],
+)
 def test_what_lies_far_apart(rows, width, step, process):
     assert process.submit(outcome_of, far.run_far_apart, rows, width, step).result() == ""
 
@@ -69,24 +77,26 @@ def test_what_lies_far_apart(rows, width, step, process):
 APPROXIMATE = 2
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))])
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
 def test_decisions_next_to_a_bound_do_not_hang_on_approximations(seed, process):
     """None that compares D, whatever the last bits of an exponential; of the others none beyond the tolerance."""
     assert process.submit(outcome_of, near_bounds.run_near_bounds, seed, off_by=APPROXIMATE).result() == ""
 
 
+@pytest.mark.slow
 def test_a_decision_that_hangs_on_an_approximation_is_noticed(process):
     assert "AssertionError" in process.submit(outcome_of, near_bounds.run_near_bounds, off_by=16).result()
 
 
-@pytest.mark.parametrize(
-    "name", ["token_bf16", *(pytest.param(x, marks=pytest.mark.slow) for x in ("tokens_of_exp", "sequences_of_exp"))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["token_bf16", "tokens_of_exp", "sequences_of_exp"])
 def test_what_the_compiler_may_contract_decides_nothing(name, process):
     """Bits of weights and decisions, as docs/kernels.md has it; metrics may differ."""
     assert process.submit(outcome_of, cases.run_uncontracted, name).result() == ""
 
 
+@pytest.mark.slow
 def test_unsorted_offsets_stay_within_bounds(process):
     """And `apply` writes every token once, however many sequences claim it."""
     assert process.submit(outcome_of, cases.run_wrong_offsets, "geometric_clamped", allowed=()).result() == ""
@@ -95,6 +105,7 @@ def test_unsorted_offsets_stay_within_bounds(process):
 # --- what would be noticed ---
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "place", "before", "after", "how"),
     [
@@ -115,5 +126,5 @@ def test_a_fault_in_the_source_is_noticed(name, place, before, after, how, proce
     assert process.submit(cases.run_with_fault, name, place, before, after).result() == how
 
 
-def test_slow_variants_are_declared():
-    assert set(SLOW) < set(CASES)
+def test_chosen_variants_are_declared():
+    assert set(RUN) | set(READ) < set(CASES)
