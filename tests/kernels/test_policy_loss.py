@@ -95,6 +95,12 @@ def test_a_policy_at_its_reference_has_no_slope(device):
         check(only(same, *DECOUPLED, "ref"), objective("ppo", kl=rc.KL("abs", 0.3)), "packed", device)
 
 
+def test_a_bound_of_a_kl_bounds_it_below_0_too(device):
+    with shaped(FEW):
+        term = rc.KL("k1", 0.3, weight="ratio", bound=0.05)
+        check(only(BATCHES[0], *DECOUPLED, "ref"), objective("ppo", kl=term), "packed", device)
+
+
 @pytest.mark.parametrize("kind", ["k1", "k2", "k3", "abs"])
 def test_squares_and_penalties_saturate(kind, device):
     """Differences of thousands: squares and KL terms run within +-1024, and pull no further beyond."""
