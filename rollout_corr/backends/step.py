@@ -1,4 +1,8 @@
-"""A whole step, correction and policy loss, in one pass over the tokens: when the kernels can, and what it gives."""
+"""A whole step, correction and policy loss together: when the kernels can, and what it gives.
+
+One pass over the tokens corrects and computes the loss. Where sequences are decided about first (`StepUse.settles`), a
+pass that reads the two log-probs of the correction comes before it.
+"""
 
 from __future__ import annotations
 
@@ -110,7 +114,7 @@ class Step(NamedTuple):
 
 
 def run_step(task: LossTask, correction: OpenBatch, spec: Spec, use: WeightUse, rejected: str) -> Step:
-    """Run both in one pass over the tokens."""
+    """Run both, in one pass over the tokens or in two where sequences are decided about first."""
     operands = beside_tokens(operands_of(task, correction, spec, use, rejected))
     found: StepFound = launcher().run(operands, (spec, task.objective))
     loss = LossResult(

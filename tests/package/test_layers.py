@@ -184,6 +184,11 @@ def test_every_room_says_what_it_holds():
             text = (folder / "README.md").read_text(encoding="utf-8")
             assert len(text.splitlines()) <= 20, folder
             assert "Read first" in text, folder
+            # A framework is found by the name of its file.
+            files = {path.name for path in folder.glob("*.py")}
+            own = files if folder.name == "frameworks" else {"__init__.py"}
+            missing = {name for name in files if f"]({name})" not in text} - own
+            assert not missing, f"{folder.name}/README.md misses {missing}"
 
 
 def trail(page: Path) -> list[tuple[Path, str]]:
