@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..definition.tokens import KeptMass as KeptMass
 from ..specs.checked import keywords_meant
-from ..specs.validate import boolean, shown
+from ..specs.validate import boolean, number, shown
 from .batch import CPU, STRIDED, SequenceGroups, is_followed
 from .layouts import LogProbs, described
 from .ranks import THIS_RANK
@@ -134,28 +134,22 @@ class Batch:
     _read: dict[str, _Read] | None = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
-        _check_tensors("mask", self.mask)
-        _check_tensors("cu_seqlens", self.cu_seqlens, alone=True)
+        for name, alone in _TENSORS.items():
+            _check_tensors(name, getattr(self, name), alone)
+        for name, (kinds, write) in _RECORDS.items():
+            if not isinstance(value := getattr(self, name), kinds):
+                raise _no_record(name, value, write)
         if not isinstance(self.turns, (str, TurnIds)):
             _check_tensors("turns", self.turns)
-        _check_tensors("entropy", self.entropy)
-        _check_tensors("sequence_ids", self.sequence_ids, alone=True)
-        _check_tensors("scale", self.scale)
         if self.external is not None:
             if not isinstance(self.external, Mapping):
                 raise TypeError(f"external: expected a mapping of names to tensors, got {type(self.external).__name__}")
             for name, x in self.external.items():
                 _check_tensors(f"external[{name!r}]", x)
-        if self.kept_mass is not None and not isinstance(self.kept_mass, KeptMass):
-            raise _no_record("kept_mass", self.kept_mass, 'rc.KeptMass(log_mass, of="rollout")')
-        if self.versions is not None and not isinstance(self.versions, Versions):
-            raise _no_record("versions", self.versions, "rc.Versions(ids, current)")
-        if self.groups is not None and not isinstance(self.groups, Groups):
-            raise _no_record("groups", self.groups, "rc.Groups(index=...) or rc.Groups(size=...)")
-        if not isinstance(self.ranks, Ranks):
-            raise _no_record("ranks", self.ranks, "rc.Ranks(batch=...) or rc.Ranks(sequence=...)")
         if self.labels is not None:
             _check_labels(self.labels)
+        if self.total is not None and not isinstance(self.total, Tensor):
+            number("total", self.total)
         boolean("validate", self.validate)
 
     def __repr__(self) -> str:
@@ -219,6 +213,16 @@ class _Read(NamedTuple):
     version: int  # how often the tensor had been written to
 
 
+# Fields that are tensors, or lists of them unless they stand alone.
+_TENSORS = {"mask": False, "cu_seqlens": True, "entropy": False, "sequence_ids": True, "scale": False}
+# Fields that are records, and what to write for one.
+_NONE = type(None)
+_RECORDS: dict[str, tuple[tuple[type, ...], str]] = {
+    "kept_mass": ((KeptMass, _NONE), 'rc.KeptMass(log_mass, of="rollout")'),
+    "versions": ((Versions, _NONE), "rc.Versions(ids, current)"),
+    "groups": ((Groups, _NONE), "rc.Groups(index=...) or rc.Groups(size=...)"),
+    "ranks": ((Ranks,), "rc.Ranks(batch=...) or rc.Ranks(sequence=...)"),
+}
 _FIELDS = tuple(name for name in Batch.__dataclass_fields__ if not name.startswith("_"))
 _DEFAULTS: dict[str, Any] = {**dict.fromkeys(_FIELDS), "ranks": THIS_RANK, "validate": False, "_read": None}
 

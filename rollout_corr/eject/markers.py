@@ -41,7 +41,6 @@ class _File:
         of_settings = {field.name: getattr(self.settings, field.name) for field in fields(self.settings)}
         self._capitals = {name.upper(): value for name, value in of_settings.items()}
         self._gone: set[int] = set()
-        self._without_test: set[int] = set()  # `else:` in place of an `elif`
         self._moved: dict[int, int] = {}  # how many levels to the left
 
     def text(self) -> str:
@@ -81,14 +80,9 @@ class _File:
                 self._gone.update(range(header, following))
                 continue
             returns = self.decide(body, chosen)
-            indent = " " * first.col_offset
-            if verdict is None:
-                line = self._lines[header].strip().removeprefix("el")
-                self._lines[header] = f"{indent}{'el' if kept else ''}{line}"
-            elif kept:
-                self._lines[header] = f"{indent}else:"
-                self._without_test.add(header)
-            else:
+            if not kept and verdict is None:
+                self._lines[header] = " " * first.col_offset + self._lines[header].strip().removeprefix("el")
+            elif not kept:
                 self._gone.add(header)
                 for number in range(header + 1, following):
                     self._moved[number] = self._moved.get(number, 0) + 1
@@ -151,7 +145,7 @@ class _File:
                 units |= {x: f"{name}({x.arg})" for x in definition.args.args if x.arg in self._capitals}
             elif name not in OWNERS:
                 offered |= {f"{name}.{member}" for member in _members(definition)}
-        reads = _Reads(units, self._capitals.keys(), self._gone | self._without_test)
+        reads = _Reads(units, self._capitals.keys(), self._gone)
         reads.visit(self.tree)
         read = {name for name in offered if (last := name.rpartition(".")[2]) not in reads.names and last[0] != "_"}
         while more := {name for parts, name in reads.of_parts if parts <= read} - read:

@@ -59,6 +59,8 @@ def both_calls(batch):
         ({"scale": MASK.numpy()}, "scale: expected a tensor or a list of tensors, got ndarray"),
         ({"sequence_ids": [0, 1]}, "sequence_ids: expected a tensor, got list of int; write torch.tensor(...)"),
         ({"external": MASK}, "external: expected a mapping of names to tensors, got Tensor"),
+        ({"ranks": None}, "ranks: expected rc.Ranks(batch=...) or rc.Ranks(sequence=...), got NoneType None"),
+        ({"total": "8"}, "total: expected a number, got the string '8'"),
         ({"external": {"a": [1.0]}}, "external['a']: expected a tensor or a list of tensors, got list of float; write"),
     ],
 )

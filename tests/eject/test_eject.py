@@ -109,9 +109,12 @@ class Settings:
     """Tests."""
 
     criteria: tuple[Criterion, ...] = ()
+    stat: str = "none"
 
 def run(settings):
     found = []
+    if settings.criteria is None:
+        return settings.stat
     for criterion in settings.criteria:
         if criterion.over == "token":
             if criterion.drop == "sequence":
@@ -136,6 +139,7 @@ def test_tests_of_criteria_are_decided_for_all_of_them(criteria, gone, stays):
     """Within a branch, for those that reach it: no token criterion drops its sequence."""
     text = cut(CRITERIA, {"criteria": criteria})
     assert all(word not in text for word in gone) and all(word in text for word in stays)
+    assert "class Settings" in text and 'stat: str = "none"' not in text
     file, whole = loaded(text), loaded(CRITERIA)
     every = whole.Settings(tuple(whole.Criterion(**one) for one in criteria))
     assert file.run(file.Settings()) == whole.run(every)

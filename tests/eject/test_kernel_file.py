@@ -186,12 +186,25 @@ def test_a_copy_needs_torch_and_triton_alone():
     assert {name.partition(".")[0] for name in names} - sys.stdlib_module_names == {"torch", "triton"}
 
 
-@pytest.mark.parametrize("name", ["verl.decoupled_token_is", "verl.decoupled_token_icepop", "slime.mis_geo"])
-def test_what_eject_prints(name, tmp_path):
+PRINTED = ["openrlhf.tis", "skyrl.token_tis", "slime.mis_geo", "verl.decoupled_token_icepop"]
+
+
+@pytest.mark.parametrize("name", PRINTED)
+@pytest.mark.parametrize("packed", [True, False])
+def test_what_eject_prints(name, packed, tmp_path):
     """Without the branches of other settings, with those of a preset."""
-    written, given, spec = loaded(eject(name, kernel=True), tmp_path), batch_of(SHORT), rc.spec(name)
+    printed, given = loaded(eject(name, kernel=True), tmp_path), batch_of((*SHORT, 600), packed=packed)
     with shuffled(1):
-        found = written.correct(*given)
-    wanted = rc.correct(given.train, given.rollout, mask=given.mask, cu_seqlens=given.cu_seqlens, spec=spec)
-    assert differing(found, wanted) == differing(written.correct_reference(*given), wanted) == []
-    assert len(written.Settings.__dataclass_fields__) < len(Settings.__dataclass_fields__)
+        found = printed.correct(*given)
+    wanted = rc.correct(given.train, given.rollout, mask=given.mask, cu_seqlens=given.cu_seqlens, spec=rc.spec(name))
+    assert differing(found, wanted) == differing(printed.correct_reference(*given), wanted) == []
+    assert len(printed.Settings.__dataclass_fields__) < len(Settings.__dataclass_fields__)
+
+
+def test_what_other_settings_need_is_left_out():
+    text = eject("skyrl.token_tis", kernel=True)
+    assert not any(word in text for word in ("GEOMETRIC", "VETO", "OUTSIDE", "LOWER", "def log_of"))
+    assert "UPPER: tl.constexpr" in text and "upper: float | None = 2.0" in text and "def metrics" in text
+    text = eject("slime.mis_geo", kernel=True)
+    assert "geometric_lower: float | None = 0.9999" in text and "veto_lower: float | None = 0.0001" in text
+    assert "VETO_UPPER" not in text

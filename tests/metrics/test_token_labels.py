@@ -275,22 +275,6 @@ def test_of_many_tokens(spec, stretch):
             assert found[f"label/{label}/{key}"] == near(float(value), torch.float32), key
 
 
-@pytest.mark.parametrize("spec", [rc.Spec(rc.Weight.product(upper=2.0)), rc.Spec(rc.Weight.token(token_clamp=0.5))])
-def test_more_labels_than_a_byte_names(spec):
-    generator, size = torch.Generator().manual_seed(4), 70_000
-    d, offsets = 1e-3 * torch.randn(size, generator=generator), torch.tensor([0, 20_000, size])
-    ids = torch.arange(size) // 230
-    found = [
-        rc.correct(
-            d, torch.zeros(size), rc.Batch(cu_seqlens=offsets, labels={"x": rc.Labels(ids + 0, many)}), spec=spec
-        )
-        for many in (305, 250)
-    ]
-    more, fewer = (out.metrics(by="x") for out in found)
-    assert more.pop("x/tokens_outside") == 0 and fewer.pop("x/tokens_outside") == size - 250 * 230
-    assert all(more[key] == near(value) for key, value in fewer.items())
-
-
 @pytest.mark.parametrize("turns", [None, "runs"])
 @pytest.mark.parametrize("spec", SPECS[:4], ids=range(4))
 def test_no_valid_token(spec, turns):
