@@ -273,24 +273,24 @@ DIAGNOSES = (
 )
 # Their names, sums and maxima.
 DIAGNOSED = tuple(
-    tuple(chain(*parts)) for parts in ([one.sums for one in DIAGNOSES], [one.maxima for one in DIAGNOSES])
+    tuple(chain(*parts)) for parts in ([each.sums for each in DIAGNOSES], [each.maxima for each in DIAGNOSES])
 )
 
 
 def diagnosis_of(tokens: Tokens) -> tuple[Tensor, Tensor]:
     """The sums and the maxima of `DIAGNOSES`, float64, of the tokens of a batch that kernels have measured."""
     by, sums, maxima = OfBatch(tokens.d), [], []
-    for one in DIAGNOSES:
-        found = [tensor_of(x).double() for x in one.of(tokens, by)]
-        sums += found[: len(one.sums)]
-        maxima += found[len(one.sums) :]
+    for diagnosis in DIAGNOSES:
+        values = [tensor_of(x).double() for x in diagnosis.of(tokens, by)]
+        sums += values[: len(diagnosis.sums)]
+        maxima += values[len(diagnosis.sums) :]
     return torch.stack(sums), torch.stack(maxima)
 
 
 # After the criteria's rows. The histogram of D has one sum for each bin; schema.py places it.
 FULL = [
     Aggregate(("p", "q", "p2", "q2", "pq", "abs_prob_diff"), ("max_abs_prob_diff",), "tokens", _full, _probabilities),
-    *(one.row() for one in DIAGNOSES),
+    *(diagnosis.row() for diagnosis in DIAGNOSES),
 ]
 
 

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from .checked import Checked, arguments_of, keywords_meant
-from .validate import choice, number, positive, shown
+from .choices import GROWTH, STRETCHES, Growth, Stretch, Unit
+from .validate import bounds, choice, number, positive, shown
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -286,6 +287,31 @@ class Bounded(Checked):
 
     lower: float | OfBatch | None
     upper: float | OfBatch | None
+    over: Unit
+    within: Stretch
+    growth: Growth | None
+    token_clamp: float | None
+
+    def _check_bounds(self, owner: Owner, fixed: str, **kind: bool) -> None:
+        """Check the bounds, numbers of this kind as `validate.bounds` does, and what changes them.
+
+        `fixed` is the argument because of which the batch can decide none; empty: it can.
+        """
+        if self.growth is not None:
+            choice(f"{owner}.growth", self.growth, GROWTH)
+        choice(f"{owner}.within", self.within, STRETCHES)
+        for name, default in (("growth", None), ("within", "sequence")):
+            if self.over != "prefix" and getattr(self, name) != default:
+                got = shown(getattr(self, name))
+                raise ValueError(f"{owner}.{name}: expected {default!r} unless over='prefix', got {got}")
+        low, high = bounds(owner, self.low, self.high, **kind)
+        for side, rule in self.rules.items():
+            rule.check(owner, side)
+            if fixed:
+                raise ValueError(f"{owner}.{side}: expected a number with {fixed}, got {rule!r}")
+        self._set(lower=self.rules.get("lower", low), upper=self.rules.get("upper", high))
+        if self.token_clamp is not None:
+            self._set(token_clamp=positive(f"{owner}.token_clamp", self.token_clamp))
 
     @property
     def low(self) -> float | None:

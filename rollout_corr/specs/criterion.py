@@ -11,7 +11,6 @@ from .choices import (
     DROP,
     POLICIES,
     REDUCTIONS,
-    STRETCHES,
     UNITS,
     UNITS_MEANT,
     WHEN,
@@ -24,8 +23,7 @@ from .choices import (
     When,
 )
 from .statistics import STATISTICS, Compared, Stat, Statistic
-from .validate import bounds, choice, positive, shown
-from .weight import check_growth
+from .validate import choice, positive, shown
 
 # The key of ages among the external tensors: no `Criterion.name` is empty.
 AGE = ""
@@ -112,19 +110,9 @@ class Criterion(Bounded):
                 "Criterion.drop: 'rest' needs over='prefix'; for all from the first token beyond a bound write "
                 f"over='prefix' with reduce='max' for upper, 'min' for lower, got over={self.over!r}"
             )
-        check_growth("Criterion", self.growth, "over='prefix'", self.over == "prefix")
-        choice("Criterion.within", self.within, STRETCHES)
-        if self.within != "sequence" and self.over != "prefix":
-            raise ValueError(f"Criterion.within: expected its default unless over='prefix', got {shown(self.within)}")
-        signed, ratio = self.statistic.signed, self.stat == "ratio"
-        low, high = bounds("Criterion", self.low, self.high, signed=signed, ratio=ratio)
-        rules = self.rules
-        lower, upper = rules.get("lower", low), rules.get("upper", high)
-        for side, rule in rules.items():
-            rule.check("Criterion", side)
-            if self.over == "prefix":
-                raise ValueError(f"Criterion.{side}: expected a number with over='prefix', got {rule!r}")
-        if lower is None and upper is None:
+        fixed = "over='prefix'" if self.over == "prefix" else ""
+        self._check_bounds("Criterion", fixed, signed=self.statistic.signed, ratio=self.stat == "ratio")
+        if self.lower is None and self.upper is None:
             raise ValueError("Criterion: expected lower, upper or both, got neither (it could reject nothing)")
         if self.statistic.source == "caller":
             if not isinstance(self.name, str) or self.name in (AGE, ENTROPY):
@@ -133,9 +121,7 @@ class Criterion(Bounded):
             raise ValueError(f"Criterion.name: expected None unless stat='external', got {shown(self.name)}")
         if not isinstance(self.label, str) or "/" in self.label:
             raise ValueError(f"Criterion.label: expected a string without '/', got {shown(self.label)}")
-        self._set(lower=lower, upper=upper, eps=positive("Criterion.eps", self.eps))
-        if self.token_clamp is not None:
-            self._set(token_clamp=positive("Criterion.token_clamp", self.token_clamp))
+        self._set(eps=positive("Criterion.eps", self.eps))
         if not self.label:
             self._set(label=self._default_label())
 

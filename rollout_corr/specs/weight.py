@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from .bounds_of_batch import Bounded, KeepESS, OfBatch
 from .checked import keywords_meant, keywords_of_short_form
 from .choices import (
-    GROWTH,
     NORMALIZE,
     OUTSIDE,
     PREFIX_REDUCTIONS,
@@ -24,7 +23,7 @@ from .choices import (
     Unit,
     WeightReduce,
 )
-from .validate import bounds, choice, positive, shown
+from .validate import choice, positive, shown
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -89,11 +88,7 @@ class Weight(Bounded):
         if self.over == "prefix" and self.reduce is None:
             self._set(reduce="sum")
         self._check_reduce()
-        check_growth("Weight", self.growth, "over='prefix'", self.over == "prefix")
         choice("Weight.outside", self.outside, OUTSIDE)
-        choice("Weight.within", self.within, STRETCHES)
-        if self.within != "sequence" and self.over != "prefix":
-            raise ValueError(f"Weight.within: expected its default unless over='prefix', got {shown(self.within)}")
         if self.normalize is not None:
             choice("Weight.normalize", self.normalize, NORMALIZE)
         if self.normalize == "sequence" and self.over == "sequence":
@@ -101,25 +96,18 @@ class Weight(Bounded):
                 "Weight.normalize: expected 'batch', 'group' or None with over='sequence', where the mean over a "
                 "sequence is the weight itself, got 'sequence'"
             )
-        rules = self.rules
-        low, high = bounds("Weight", self.low, self.high, signed=False, ratio=True, clamps=True)
-        self._set(lower=rules.get("lower", low), upper=rules.get("upper", high))
-        for side, rule in rules.items():
-            rule.check("Weight", side)
-            if self.growth is not None:
-                raise ValueError(f"Weight.{side}: expected a number with growth={self.growth!r}, got {rule!r}")
+        fixed = "" if self.growth is None else f"growth={shown(self.growth)}"
+        self._check_bounds("Weight", fixed, signed=False, ratio=True, clamps=True)
         if isinstance(self.upper, KeepESS):
             if self.outside == "zero":
                 raise ValueError(
                     f"Weight.upper: expected outside='clamp' with {self.upper!r}, got 'zero': where weights above the "
                     "bound become 0 the effective sample size may rise and fall with it"
                 )
-            if "lower" in rules:
+            if "lower" in self.rules:
                 raise ValueError(
                     f"Weight.lower: expected a number or None with upper={self.upper!r}, got {self.lower!r}"
                 )
-        if self.token_clamp is not None:
-            self._set(token_clamp=positive("Weight.token_clamp", self.token_clamp))
         if self.decay is not None:
             self._set(decay=positive("Weight.decay", self.decay, 1.0))
 
@@ -247,12 +235,3 @@ class Weight(Bounded):
     def bounded(self) -> bool:
         """True if a bound is set."""
         return self.lower is not None or self.upper is not None
-
-
-def check_growth(owner: str, growth: object, needs: str, met: bool) -> None:
-    """Refuse what is no growth of bounds, and growth where nothing grows."""
-    if growth is None:
-        return
-    choice(f"{owner}.growth", growth, GROWTH)
-    if not met:
-        raise ValueError(f"{owner}.growth: expected None unless {needs}, got {shown(growth)}")

@@ -98,7 +98,7 @@ def test_the_kernels_say_what_they_have_not():
     for spec in (rc.Spec(rc.Weight("prefix")), rc.Spec(criteria=(rc.Criterion("k1", "prefix", "sum", upper=1),))):
         with pytest.raises(ValueError, match=f"backend: expected 'auto' or 'torch', got 'triton': {words}"):
             rc.correct(torch.zeros(1, 2), torch.zeros(1, 2), spec=spec, backend="triton")
-    with pytest.raises(ValueError, match=r"Criterion.within: expected its default unless over='prefix', got 'turn'"):
+    with pytest.raises(ValueError, match=r"Criterion.within: expected 'sequence' unless over='prefix', got 'turn'"):
         rc.Criterion("k1", upper=1, within="turn")
     with pytest.raises(ValueError, match=r"Spec.report: expected .'native',. with prefixes"):
         rc.Spec(rc.Weight("prefix"), report=("verl",))

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from builders.sources import ROOT, nodes
+
 MAP = ROOT / "rollout_corr" / "README.md"
 CORE = ("specs", "definition", "metrics", "kernels", "backends", "api")
 
@@ -69,8 +70,7 @@ def named_in(module: str) -> tuple[frozenset[str], frozenset[str]]:
         package = package.rpartition(".")[0]
     imported, loaded, path = set(), set(), modules()[module]
     stub = path.with_suffix(".pyi")  # the package imports by its stub
-    text = path.read_text(encoding="utf-8") + (stub.read_text(encoding="utf-8") if stub.exists() else "")
-    for node in ast.walk(ast.parse(text)):
+    for node in [*nodes(path), *(nodes(stub) if stub.exists() else ())]:
         if isinstance(node, ast.Import):
             imported |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):

@@ -10,14 +10,12 @@ import sys
 import tarfile
 import types
 import zipfile
-from pathlib import Path
 
 import pytest
 import torch
 
 import rollout_corr as rc
-
-ROOT = Path(__file__).resolve().parents[2]
+from builders.sources import ROOT, nodes
 
 
 @pytest.fixture
@@ -108,7 +106,7 @@ def test_what_the_hub_copies_imports_by_relative_names(tool):
     """Under another name, an absolute import would load the installed package, or nothing."""
     hub = tool("hub/__main__.py")
     for source, inside in hub.files().items():
-        nodes = list(ast.walk(ast.parse(Path(source).read_text("utf-8"))))
-        names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
-        names += [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom) and not node.level]
+        every = nodes(ROOT / source)
+        names = [alias.name for node in every if isinstance(node, ast.Import) for alias in node.names]
+        names += [node.module or "" for node in every if isinstance(node, ast.ImportFrom) and not node.level]
         assert not [name for name in names if name.partition(".")[0] == "rollout_corr"], inside

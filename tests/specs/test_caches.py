@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import ast
-from pathlib import Path
 
 import torch
 
 import rollout_corr as rc
+from builders.sources import nodes, paths
 from rollout_corr.metrics import schema
 from rollout_corr.testing import example_batch
-
-ROOT = Path(__file__).resolve().parents[2]
 
 # Collections of modules that hold what nothing could compute again.
 NO_CACHES = {
@@ -31,38 +29,23 @@ NO_CACHES = {
 EMPTY = ("{}", "[]", "dict()", "list()", "set()", "OrderedDict()", "WeakKeyDictionary()", "WeakValueDictionary()")
 
 
-def sources():
-    for folder in ("rollout_corr", "kernels"):
-        for path in sorted((ROOT / folder).rglob("*.py")):
-            if path.is_relative_to(ROOT / "rollout_corr" / "kernels"):
-                continue
-            yield path.relative_to(ROOT).as_posix(), ast.parse(path.read_text(encoding="utf-8"))
-
-
-def test_functions_are_cached_by_what_registers():
-    for name, tree in sources():
+def test_caches_are_registered_or_known_as_none():
+    """Functions by `specs.caches.cached`; a collection that is empty in the source is a cache by `registered({})`."""
+    collections = set()
+    for name, path in paths().items():
         used = set()
-        for node in ast.walk(tree):
+        for node in nodes(path):
             if isinstance(node, ast.ImportFrom) and node.module == "functools":
                 used |= {alias.name for alias in node.names}
             elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "functools":
                 used.add(node.attr)
-        assert name == "rollout_corr/specs/caches.py" or not {"lru_cache", "cache"} & used, (
-            f"{name}: specs.caches.cached"
-        )
-
-
-def test_collections_of_modules_are_registered_or_known_as_no_cache():
-    """A collection that is empty in the source and filled by calls: `registered({})` makes it a cache."""
-    found = set()
-    for name, tree in sources():
-        for node in tree.body:
-            if not isinstance(node, ast.Assign | ast.AnnAssign) or node.value is None:
-                continue
-            target = node.targets[0] if isinstance(node, ast.Assign) else node.target
-            if ast.unparse(node.value).rpartition(".")[2] in EMPTY:
-                found.add(f"{name}:{ast.unparse(target)}")
-    assert found == set(NO_CACHES)
+        assert name == "rollout_corr/specs/caches.py" or not {"lru_cache", "cache"} & used, name
+        for node in nodes(path)[0].body:
+            if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
+                target = node.targets[0] if isinstance(node, ast.Assign) else node.target
+                if ast.unparse(node.value).rpartition(".")[2] in EMPTY:
+                    collections.add(f"{name}:{ast.unparse(target)}")
+    assert collections == set(NO_CACHES)
 
 
 def call():

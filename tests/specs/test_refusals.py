@@ -138,7 +138,7 @@ WRONG_VALUES = {
     'Weight("turn")': "Weight.reduce: expected 'sum', the product of the ratios, or 'mean', their geometric mean, with "
     "over='turn', got None",
     'Weight("sequence", "min")': "Weight.reduce: expected one of ['sum', 'mean'] unless over='prefix', got 'min'",
-    'Weight("turn", "sum", within="turn")': "Weight.within: expected its default unless over='prefix', got 'turn'",
+    'Weight("turn", "sum", within="turn")': "Weight.within: expected 'sequence' unless over='prefix', got 'turn'",
     'Weight.product("token")': "Weight.over: expected one of ['turn', 'sequence'], got 'token'",
     'Spec(Weight.product(over="turn"), report=("verl",))': "Spec.report: expected ('native',) with a weight or ",
     'Spec(report=("trl",))': "Spec.report: expected one of ['native', 'verl', 'xtuner', 'skyrl'], got 'trl'",

@@ -11,13 +11,13 @@ import pytest
 import torch
 
 import rollout_corr as rc
+from builders.sources import ROOT, nodes, paths
 from rollout_corr.specs import statistics
 from rollout_corr.specs.choices import STATS
 from rollout_corr.specs.criterion import Threshold, threshold_of
 from rollout_corr.specs.statistics import STATISTICS, Statistic
 
-ROOT = Path(__file__).resolve().parents[2]
-CORE = ("specs", "definition", "metrics", "backends", "api")
+CORE = "kernels/", *(f"rollout_corr/{room}/" for room in ("specs", "definition", "metrics", "backends", "api"))
 # The row, and the branch of the kernels.
 # The names of papers are calls with a statistic each.
 MAY_NAME_ONE = {"rollout_corr/specs/statistics.py", "rollout_corr/specs/published.py", "kernels/correct/criteria.py"}
@@ -28,15 +28,13 @@ OWN = set(STATISTICS) - OTHER
 
 def strings(path: Path) -> set[str]:
     """The string literals of a module that name a statistic and nothing else."""
-    nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-    return {node.value for node in nodes if isinstance(node, ast.Constant) and node.value in OWN}
+    return {node.value for node in nodes(path) if isinstance(node, ast.Constant) and node.value in OWN}
 
 
 def test_nothing_else_names_a_statistic():
-    folders = [*(ROOT / "rollout_corr" / room for room in CORE), ROOT / "kernels"]
-    paths = {path.relative_to(ROOT).as_posix(): path for folder in folders for path in folder.rglob("*.py")}
-    assert len(paths) > 40
-    found = {name: strings(path) for name, path in paths.items()}
+    core = {name: path for name, path in paths().items() if name.startswith(CORE)}
+    assert len(core) > 40
+    found = {name: strings(path) for name, path in core.items()}
     assert {name for name, some in found.items() if some} == MAY_NAME_ONE
     assert found["rollout_corr/specs/statistics.py"] == OWN
 

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import ast
 from dataclasses import fields
-from pathlib import Path
 
 import pytest
 
 import rollout_corr as rc
 from builders.loss_cases import LOOKING, SURROGATES
+from builders.sources import nodes, paths
 from rollout_corr.specs import batch_losses, surrogates
 from rollout_corr.specs.batch_losses import OF_BATCH as THAT_LOOK
 from rollout_corr.specs.surrogate import Surrogate
 from rollout_corr.specs.surrogates import SURROGATES as WITH_KERNELS
 
-ROOT = Path(__file__).resolve().parents[2]
 CASES = SURROGATES | LOOKING
 NAMES = {kind.__name__ for kind in (*WITH_KERNELS, *THAT_LOOK)}
 MAY_NAME_ONE = (
@@ -31,7 +30,7 @@ MAY_NAME_ONE = (
 def named(path):
     """Names and strings of a module that are a surrogate's."""
     found = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in nodes(path):
         if isinstance(node, ast.Name):
             found.add(node.id)
         elif isinstance(node, ast.alias):
@@ -44,12 +43,10 @@ def named(path):
 
 
 def test_nothing_else_names_a_surrogate():
-    paths = [path for folder in ("rollout_corr", "kernels") for path in (ROOT / folder).rglob("*.py")]
-    paths = {path.resolve().relative_to(ROOT).as_posix(): path for path in paths}
-    assert len(paths) > 100
-    found = {name: named(path) for name, path in paths.items() if not name.startswith(MAY_NAME_ONE)}
+    assert len(paths()) > 100
+    found = {name: named(path) for name, path in paths().items() if not name.startswith(MAY_NAME_ONE)}
     assert not {name: some for name, some in found.items() if some}
-    assert {kind.__name__ for kind in WITH_KERNELS} <= named(ROOT / "rollout_corr" / "specs" / "surrogates.py")
+    assert {kind.__name__ for kind in WITH_KERNELS} <= named(paths()["rollout_corr/specs/surrogates.py"])
 
 
 def test_all_are_listed_exported_and_tried():
