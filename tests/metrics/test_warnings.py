@@ -51,78 +51,77 @@ def sampled(temperature, top_p=1.0, vocabulary=64, tokens=8000):
     return {"train_logp": train, "rollout_logp": rollout}
 
 
-def garbage(name):
-    """The arguments of `correct` for a kind of garbage."""
-    batch = healthy(0)
-    train, rollout, mask, cu_seqlens, lengths = batch
-    noise = torch.randn(train.shape, generator=torch.Generator().manual_seed(1))
-    given = {"train_logp": train, "rollout_logp": rollout, "mask": mask, "cu_seqlens": cu_seqlens}
-    changed = {
-        "random": lambda: {"rollout_logp": -8.0 * noise.abs()},
-        "a shift": lambda: {"rollout_logp": rollout.roll(1)},
-        "negative log-likelihoods": lambda: {"train_logp": -train, "rollout_logp": -rollout},
-        "negative log-likelihoods of one side": lambda: {"rollout_logp": -rollout},
-        "probabilities": lambda: {"train_logp": train.exp(), "rollout_logp": rollout.exp()},
-        "probabilities of one side": lambda: {"rollout_logp": rollout.exp()},
-        "mask in place of rollout": lambda: {"rollout_logp": mask.float(), "mask": rollout},
-        "rollout is 0": lambda: {"rollout_logp": torch.zeros_like(rollout)},
-        "rollout is -1": lambda: {"rollout_logp": torch.full_like(rollout, -1.0)},
-        "both are 0": lambda: {"train_logp": torch.zeros_like(rollout), "rollout_logp": torch.zeros_like(rollout)},
-        "rollout is -9999": lambda: {"rollout_logp": torch.full_like(rollout, -9999.0)},
-        "identical": lambda: {"rollout_logp": train},
-        "all masked": lambda: {"mask": torch.zeros_like(mask)},
-        "NaN": lambda: {"rollout_logp": rollout.where(noise < 3.0, torch.nan)},
-        "everything rejected": lambda: {"spec": rc.Spec(criteria=(EMPTY,))},
-        "one weight for all": lambda: {
-            "train_logp": train.index_fill(0, torch.tensor([700]), -0.0),
-            "rollout_logp": rollout.index_fill(0, torch.tensor([700]), -9.5),
-            "spec": rc.Spec(weight=rc.Weight.token()),
-            "mask": torch.ones_like(mask),
-        },
-        # On the CPU these offsets are refused; on a device they are not read.
-        "offsets that are lengths": lambda: {"cu_seqlens": lengths.sort().values[:8]},
-    }
-    if name in changed:
-        return given | changed[name]()
-    return sampled(**{"temperature": {"temperature": 0.6}, "top-p": {"temperature": 1.0, "top_p": 0.9}}[name])
-
-
-# Words that one sentence has to hold.
-NAMED = {
+B = healthy(0)
+NOISE = torch.randn(B.train_logp.shape, generator=torch.Generator().manual_seed(1))
+ZEROS = torch.zeros_like(B.rollout_logp)
+PLACE = torch.tensor([700])
+# What is changed of a healthy batch, and for each sentence the words that it has to hold.
+GARBAGE = {
     "random": (
-        ("kl_rollout_train_k3", "other weights"),
-        ("chi2_train_rollout",),
-        ("logratio_abs_max",),
-        ("ratio_mean",),
+        {"rollout_logp": -8.0 * NOISE.abs()},
+        [("kl_rollout_train_k3", "other weights"), ("chi2_train_rollout",), ("logratio_abs_max",), ("ratio_mean",)],
     ),
-    "a shift": (("kl_rollout_train_k3", "shifted by a token"), ("ratio_mean", "a shift")),
-    "negative log-likelihoods": (("train_logp", "negative log-likelihoods"), ("rollout_logp", "likelihoods")),
-    "negative log-likelihoods of one side": (("rollout_logp", "negative log-likelihoods"),),
-    "probabilities": (("train_logp", "probabilities"), ("rollout_logp", "probabilities")),
-    "probabilities of one side": (("rollout_logp", "probabilities"),),
-    "mask in place of rollout": (("rollout_logp", "or a mask"),),
-    "rollout is 0": (("rollout_logp", "0 at every token", "placeholder"),),
-    "rollout is -1": (("rollout_logp", "-1 at every token", "placeholder"),),
-    "both are 0": (("train_logp", "with the trainer"), ("rollout_logp", "ask the engine")),
-    "rollout is -9999": (("logratio_abs_max", "placeholders", "-9999"),),
-    "identical": (("identical", "same tensor"),),
-    "all masked": (("no valid token", "mask is 0"),),
-    "NaN": (("NaN", "no log-prob"),),
-    "everything rejected": (("every token is rejected", "bounds"),),
-    "one weight for all": (("effective sample size",),),
-    "offsets that are lengths": (("cu_seqlens", "cumulative offsets"),),
-    "temperature": (("kl_rollout_train_k3", "temperature"),),
-    "top-p": (("ratio_mean", "top-p"),),
+    "a shift": (
+        {"rollout_logp": B.rollout_logp.roll(1)},
+        [("kl_rollout_train_k3", "shifted by a token"), ("ratio_mean", "a shift")],
+    ),
+    "negative log-likelihoods": (
+        {"train_logp": -B.train_logp, "rollout_logp": -B.rollout_logp},
+        [("train_logp", "negative log-likelihoods"), ("rollout_logp", "likelihoods")],
+    ),
+    "negative log-likelihoods of one side": (
+        {"rollout_logp": -B.rollout_logp},
+        [("rollout_logp", "negative log-likelihoods")],
+    ),
+    "probabilities": (
+        {"train_logp": B.train_logp.exp(), "rollout_logp": B.rollout_logp.exp()},
+        [("train_logp", "probabilities"), ("rollout_logp", "probabilities")],
+    ),
+    "probabilities of one side": ({"rollout_logp": B.rollout_logp.exp()}, [("rollout_logp", "probabilities")]),
+    "mask in place of rollout": (
+        {"rollout_logp": B.mask.float(), "mask": B.rollout_logp},
+        [("rollout_logp", "or a mask")],
+    ),
+    "rollout is 0": ({"rollout_logp": ZEROS}, [("rollout_logp", "0 at every token", "placeholder")]),
+    "rollout is -1": ({"rollout_logp": ZEROS - 1.0}, [("rollout_logp", "-1 at every token", "placeholder")]),
+    "both are 0": (
+        {"train_logp": ZEROS, "rollout_logp": ZEROS},
+        [("train_logp", "with the trainer"), ("rollout_logp", "ask the engine")],
+    ),
+    "rollout is -9999": ({"rollout_logp": ZEROS - 9999.0}, [("logratio_abs_max", "placeholders", "-9999")]),
+    "identical": ({"rollout_logp": B.train_logp}, [("identical", "same tensor")]),
+    "all masked": ({"mask": torch.zeros_like(B.mask)}, [("no valid token", "mask is 0")]),
+    "NaN": ({"rollout_logp": B.rollout_logp.where(NOISE < 3.0, torch.nan)}, [("NaN", "no log-prob")]),
+    "everything rejected": ({"spec": rc.Spec(criteria=(EMPTY,))}, [("every token is rejected", "bounds")]),
+    "one weight for all": (
+        {
+            "train_logp": B.train_logp.index_fill(0, PLACE, -0.0),
+            "rollout_logp": B.rollout_logp.index_fill(0, PLACE, -9.5),
+            "spec": rc.Spec(weight=rc.Weight.token()),
+            "mask": torch.ones_like(B.mask),
+        },
+        [("effective sample size",)],
+    ),
+    # On the CPU these offsets are refused; on a device they are not read.
+    "offsets that are lengths": ({"cu_seqlens": B.lengths.sort().values[:8]}, [("cu_seqlens", "cumulative offsets")]),
+    "temperature": (sampled(0.6), [("kl_rollout_train_k3", "temperature")]),
+    "top-p": (sampled(1.0, top_p=0.9), [("ratio_mean", "top-p")]),
 }
 
 
-@pytest.mark.parametrize("name", NAMED)
+def said_of(name):
+    """The sentences about a kind of garbage."""
+    changed, _ = GARBAGE[name]
+    healthy_one = {field: getattr(B, field) for field in ("train_logp", "rollout_logp", "mask", "cu_seqlens")}
+    given = changed if name in ("temperature", "top-p") else healthy_one | changed
+    return rc.correct(**{"spec": rc.Spec(), **given}).warnings()
+
+
+@pytest.mark.parametrize("name", GARBAGE)
 def test_garbage_is_named(name):
-    given = garbage(name)
-    spec = given.pop("spec", rc.Spec())
-    found = rc.correct(**given, spec=spec).warnings()
-    for words in NAMED[name]:
-        assert any(all(word in text for word in words) for text in found), (words, found)
+    said = said_of(name)
+    for words in GARBAGE[name][1]:
+        assert any(all(word in text for word in words) for text in said), (words, said)
 
 
 def test_one_token_and_no_finite_token():
@@ -136,9 +135,7 @@ def test_one_token_and_no_finite_token():
 def test_values_that_are_no_log_probs_are_named_alone():
     """How far they are apart would send the reader after the wrong cause."""
     for name in ("negative log-likelihoods", "probabilities", "rollout is 0", "rollout is -1", "identical"):
-        assert not re.search(
-            "kl_rollout_train_k3|chi2|logratio_abs_max|ratio_mean", " ".join(rc.correct(**garbage(name)).warnings())
-        )
+        assert not re.search("kl_rollout_train_k3|chi2|logratio_abs_max|ratio_mean", " ".join(said_of(name)))
 
 
 def test_a_few_certain_tokens_are_no_filler():
