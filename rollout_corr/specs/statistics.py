@@ -76,7 +76,6 @@ class Statistic(NamedTuple):
     formula: Callable[[TokenValues], Tensor]  # the value per token; with `log_space` its logarithm
     tex: str  # the formula in docs/math.md
     estimates: str  # what its mean over tokens of the rollout policy estimates, in docs/math.md
-    unit: Literal["ratio", "nats", "probability", "versions", "given"] = "nats"
     source: Literal["d", "probabilities", "versions", "entropy", "caller"] = "d"  # what the formula reads
     signed: bool = False  # bounds may be negative
     log_space: bool = False  # the formula gives the logarithm, which sequences aggregate; bounds are compared as logs
@@ -171,7 +170,7 @@ def _k2(x: TokenValues) -> Tensor:
 # fmt: off
 _ROWS = (
     Statistic("ratio", "the ratio e^D", lambda x: x.d, r"$e^D$, aggregated as $D$",
-        r"1, if $\mu$ can sample whatever $\pi$ can", unit="ratio", log_space=True, one_limb=True, compared="d",
+        r"1, if $\mu$ can sample whatever $\pi$ can", log_space=True, one_limb=True, compared="d",
         inverse=log_of),
     Statistic("k1", "k1 = -D", lambda x: -x.d, "$-D$", r"$\mathrm{KL}(\mu \Vert \pi)$, unbiased, of either sign",
         signed=True, one_limb=True),
@@ -184,15 +183,15 @@ _ROWS = (
         r"of $\pi$", compared="clamped_d", branches=_where_k3_reverse_is),
     Statistic("abs", "|D|", lambda x: x.d.abs(), r"$\lvert D \rvert$", "the mean log-error", one_limb=True),
     Statistic("ratio_error", "the ratio error e^|D|", lambda x: x.clamped_d.abs().exp(), r"$e^{\lvert D \rvert}$",
-        "the mean factor by which the two disagree", unit="ratio", compared="clamped_abs_d", inverse=log_of),
+        "the mean factor by which the two disagree", compared="clamped_abs_d", inverse=log_of),
     Statistic("ratio_deviation", "the ratio deviation |e^D - 1|", lambda x: (x.clamped_d + x.k3(x.clamped_d)).abs(),
-        r"$\lvert e^D - 1 \rvert$", r"twice the total variation of $\mu$ and $\pi$, unbiased", unit="ratio",
+        r"$\lvert e^D - 1 \rvert$", r"twice the total variation of $\mu$ and $\pi$, unbiased",
         compared="clamped_d", branches=_where_deviation_is),
     Statistic("prob_diff", "the probability difference q - p", lambda x: x.q - x.p, "$q - p$",
-        "nothing: the signed change of this token's probability", unit="probability", source="probabilities",
+        "nothing: the signed change of this token's probability", source="probabilities",
         signed=True),
     Statistic("tv", "the total variation |q - p|", lambda x: (x.q - x.p).abs(), r"$\lvert q - p \rvert$",
-        "total variation of {this token, any other}, a lower bound for the vocabulary", unit="probability",
+        "total variation of {this token, any other}, a lower bound for the vocabulary",
         source="probabilities"),
     Statistic("binary_kl", "the binary KL(rollout || train)", lambda x: x.binary_kl,
         r"$p \log \frac{p}{q} + (1 - p) \log \frac{1 - p}{1 - q}$",
@@ -205,12 +204,12 @@ _ROWS = (
         source="probabilities", has_eps=True),
     Statistic("age", "the age, versions.current - version,", lambda x: x.external,
         r"$v - v_t$, the version that trains minus the version that sampled the token", "how stale the tokens are",
-        unit="versions", source="versions", signed=True),
+        source="versions", signed=True),
     Statistic("entropy", "the entropy", lambda x: x.entropy,
         r"$H_t$, the entropy of the distribution that the token was drawn from", "how undecided the policy is",
         source="entropy"),
     Statistic("external", "the external statistic", lambda x: x.external, "a tensor that the caller gives",
-        "whatever it is", unit="given", source="caller", signed=True),
+        "whatever it is", source="caller", signed=True),
 )
 # fmt: on
 
@@ -219,9 +218,6 @@ STATISTICS: dict[str, Statistic] = {row.name: row for row in _ROWS}
 
 def table() -> str:
     """The table of docs/math.md."""
-    rows = [f'| `"{row.name}"` | {row.tex} | {row.unit} | {row.estimates} |' for row in STATISTICS.values()]
-    head = [
-        "| `stat` | per token | unit | what its mean estimates, over tokens that $\\mu$ sampled |",
-        "|---|---|---|---|",
-    ]
+    rows = [f'| `"{row.name}"` | {row.tex} | {row.estimates} |' for row in STATISTICS.values()]
+    head = ["| `stat` | per token | what its mean estimates, over tokens that $\\mu$ sampled |", "|---|---|---|"]
     return "\n".join([*head, *rows])

@@ -30,7 +30,7 @@ Error = tuple[str, int, str]
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """The modules of pages and examples, and the cases."""
-    assert write_modules(tmp_path) > 60
+    assert write_modules(tmp_path) > 50
     (tmp_path / CASES.name).write_text(CASES.read_text(encoding="utf-8"), encoding="utf-8")
     return tmp_path
 
