@@ -14,8 +14,11 @@ import yaml
 
 import rollout_corr as rc
 from builders.config_cases import VERL, WORDS, XTUNER, error, rows
+from rollout_corr.frameworks.shared.lookup import part, readable
 from rollout_corr.frameworks.shared.preset import off_policy
+from rollout_corr.frameworks.shared.settings import Block, Given, anything, row_of
 from rollout_corr.specs.correction import Spec
+from rollout_corr.specs.validate import number
 
 pytestmark = pytest.mark.usefixtures("nothing_said_yet")
 
@@ -244,7 +247,8 @@ READ = {
 """,
 }
 
-# Refused by rc.spec, and so by rc.recipe where it reads the correction too.
+# Refused by rc.spec, and so by rc.recipe where it reads the correction too; what a row of a table refuses by itself is
+# below.
 SPEC_REFUSED = {
     "areal": """
 {actor: {use_decoupled_loss: true, rejection_sampling: {uper: 2.0}}} | unknown key 'uper' (did you mean 'upper'?)
@@ -254,26 +258,20 @@ SPEC_REFUSED = {
 {behave_imp_weight_cap: 5.0, eps_clip: 0.1} | behave_imp_weight_cap: a setting of AReaL before rejection_sampling; write
 """,
     "rllm": """
-{tis_mode: geometric} | tis_mode: expected null or one of ['token', 'sequence'], got 'geometric'
 {tis_mode: token, bypass_mode: true} | tis_mode: expected null with bypass_mode
 {tis_cap: 0.0} | tis_cap: expected a finite number > 0
-{algorithm: {rollout_correction: {tis_mod: token}}} | unknown key 'tis_mod' (did you mean 'tis_mode'?)
 """,
     "skyrl": """
-{use_tis: true, tis_imp_ratio_cp: 1} | unknown key 'tis_imp_ratio_cp' (did you mean 'tis_imp_ratio_cap'?)
 {off_policy_correction: token} | TypeError off_policy_correction: expected a mapping or a config object, got str
 {tis_ratio_type: geometric} | tis_ratio_type: expected null or one of ['token', 'sequence']
 {sequence_mask_metric: geo} | sequence_mask_metric: expected null or one of ['geometric', 'product']
 {tis_ratio_type: token, token_tis_ratio_clip_high: -1.0} | token_tis_ratio_clip_high: expected a number > 0, got -1.0
 {use_tis: true} | tis_imp_ratio_cap, which use_tis needs: expected a number > 0, got -1.0
-{use_tis: 1} | TypeError use_tis: expected true or false, got int 1
 {sequence_mask_metric: geometric, geo_mask_high: '1.01'} | TypeError geo_mask_high: expected a number, got the string
 {sequence_mask_metric: geometric, geo_mask_low: 2.0} | geo_mask_low: expected a number <= geo_mask_high, which is 1.01
 {outlier_token_is_threshold_high: 0} | outlier_token_is_threshold_high: expected a number > 0, got 0.0
 """,
     "xtuner": """
-{rollout_is_treshold: [2, 1]} | unknown key 'rollout_is_treshold' (did you mean 'rollout_is_threshold'?)
-{rollout_is: both} | TypeError rollout_is: expected a mapping or a config object, got str 'both'
 {rollout_is_level: turn} | rollout_is_level: expected one of ['token', 'sequence', 'geometric']
 {rollout_is_mode: clip} | rollout_is_mode: expected one of ['truncate', 'mask', 'both']
 {rollout_is_veto_level: mean} | rollout_is_veto_level: expected one of ['max', 'geometric', 'kl3']
@@ -287,12 +285,10 @@ SPEC_REFUSED = {
 """,
     "verl": """
 {3: token} | unknown key 3,
-{algorithm: {gamma: 1, rollout_is_treshold: 2}} | unknown key 'rollout_is_treshold'
 {rollout_is: geometric} | rollout_is: expected null, 'token' or 'sequence', got 'geometric'; ...Weight
 {rollout_is: 3} | rollout_is: expected null, 'token' or 'sequence', got 3
 {rollout_is: token, rollout_is_threshold: null} | rollout_is_threshold: ...silently
 {rollout_is: token, rollout_is_threshold: true} | TypeError rollout_is_threshold: ...got bool True
-{rollout_is: token, rollout_is_batch_normalize: 1} | TypeError rollout_is_batch_normalize: ...got int 1
 {rollout_rs: token_k1} | rollout_rs_threshold: expected a threshold for rollout_rs, got null
 {rollout_rs: token} | rollout_rs_threshold: expected a threshold for rollout_rs, got null
 {rollout_rs: ',', rollout_rs_threshold: 2} | rollout_rs: expected at least one of
@@ -307,28 +303,21 @@ SPEC_REFUSED = {
     rollout_rs_threshold_lower: expected with rollout_rs token, sequence or geometric ..."lower_upper"
 {rollout_rs: token, rollout_rs_threshold: 2, rollout_rs_threshold_lower: 3} | expected at most the upper bound 2.0
 {rollout_token_veto_threshold: 0} | rollout_token_veto_threshold: expected a finite number > 0, got 0
-{bypass_mode: 'yes'} | TypeError bypass_mode: expected true or false, got str 'yes'
-{loss_type: ppo} | loss_type: expected one of ['ppo_clip', 'reinforce'], got 'ppo'
-{use_policy_gradient: 'no'} | TypeError use_policy_gradient: expected true or false, got str 'no'
 {algorithm: {gamma: 1.0}, actor_rollout_ref: {actor: {tis_imp_ratio_cap: 8, lr: 1}}} | tis_imp_ratio_cap: a setting of
 {rollout_is: true, rollout_is_level: token} | rollout_is_level: a setting of verl up to 0.6.0; write algorithm.rollout_c
 {algorithm: grpo} | TypeError algorithm: expected a mapping or a config object, got str 'grpo'
 """,
-    "unsloth": "{vllm_importance_sampling_mode: geometric} | vllm_importance_sampling_mode: expected one of",
     "trl": "{vllm_importance_sampling_mode: geometric_mask} | vllm_importance_sampling_mode: expected one of",
 }
 RECIPE_REFUSED = {
     "axolotl": """
 {trl: {vllm_importance_sampling_cap: 0.5}} | vllm_importance_sampling_cap: expected a number >= 1, got 0.5
-{trl: {loss_type: vespo}} | loss_type: expected one of
 {top_entropy_quantile: 0.2} | top_entropy_quantile: needs the whole distribution
 """,
     "cosmos_rl": """
-{variant: ppo} | variant: expected one of ['grpo', 'dapo', 'gspo']
 {aipo_rho: 0.5} | aipo_rho: expected a number >= 1, got 0.5
 {epsilon_low: 0.1, epsilon_high: 3.5, lower_bound_ratio: 0.5} | lower_bound_ratio=0.5: PPO.dual: expected a number >= 1
 """,
-    "torchtitan": "{clip_epsilon: 0.1} | unknown key 'clip_epsilon' (did you mean 'clip_eps'?)",
     "rllm": "{} | loss_fn: its backend has the loss: rc.recipe('verl', ...) reads",
     "areal": """
 {m2_threshold: 0.0} | m2_threshold: expected a finite number > 0
@@ -341,14 +330,12 @@ RECIPE_REFUSED = {
 {c_clip: 1.0} | c_clip: expected a number > 1
 """,
     "molt": """
-{algo: {advantage: {is_correction_levl: token}}} | unknown key 'algo.advantage.is_correction_levl' (did you mean
 {algo.advantage.is_correction_level: geo, algo.advantage.is_correction_mode: clip} | expected 'mask' with ...'geo'
 {algo.advantage.is_correction_level: token, algo.advantage.is_correction_threshold: [2.0]} | expected LOW HIGH
 {actor: {loss_mode: cispo}} | eps_clip_low_high: expected the highest ratio, at least 1
 {actor: {loss_mode: gspo, dual_clip: 3.0}} | dual_clip: expected None with actor.loss_mode 'gspo'
 """,
     "nemo": """
-{use_cipso: true} | unknown key 'use_cipso' (did you mean 'use_cispo'?)
 {truncated_importance_sampling_ratio: 2.0} | truncated_importance_sampling_type: expected one of
 {truncated_importance_sampling_type: tis} | needs use_importance_sampling_correction: true
 {use_importance_sampling_correction: true, truncated_importance_sampling_type: tis} | _ratio: expected a number with
@@ -364,87 +351,60 @@ RECIPE_REFUSED = {
 {use_cispo: true, ratio_clip_c: 3.0} | use_cispo: NeMo refuses it together with
 {reference_policy_kl_type: k1} | reference_policy_kl_type: expected 'k3', got 'k1'
 {use_on_policy_kl_approximation: true} | weighs the KL by new/rollout
-{positive_example_nll_weight: 0.1} | add this loss to the value of policy_loss
 """,
     "open_instruct": """
-{rho_clamp_uper_bound: 3.0} | unknown key 'rho_clamp_uper_bound' (did you mean 'rho_clamp_upper_bound'
+{loss_denominator: 0.0} | loss_denominator: expected a finite number > 0
 {rho_mask_lower_bound: -1.0} | rho_mask_lower_bound: expected a number >= 0
 {use_vllm_logprobs: true} | open-instruct refuses it together with use_rho_correction
-{kl_estimator: 4} | kl_estimator: expected 0, 1, 2 or 3, got 4
-{loss_fn: gspo} | loss_fn: expected one of ['dapo', 'cispo']
-{loss_denominator: 0.0} | loss_denominator: expected a finite number > 0
 """,
     "openrlhf": """
 {algo.advantage.is_correction_level: seq, algo.advantage.is_correction_mode: clip} | 'clip' needs
 {algo.advantage.is_correction_level: seq, algo.advantage.is_correction_gating: tv} | expected an upper bound alone
 {algo.advantage.is_correction_level: seq, algo.advantage.is_correction_threshold: [1.0, 2.0, 3.0]} | HIGH or LOW HIGH
-{algo.advantage.is_correction_level: sequence} | expected one of ['off', 'token', 'seq']
 {actor: {loss_agg_mode: seq-mean-token-mean}, algo: {kl: {use_loss: true}}} | divides the KL by tokens
 {algo: {kl: {use_loss: true, unbiased_gradient: true}}} | weighs the KL's gradient and not its value
 """,
     "prime_rl": """
-{epss: 0.1} | unknown key 'epss' (did you mean 'eps'?)
+{adv_tau: 0.0} | adv_tau: expected a
 {type: ipo, ratio_low: 0.1} | ratio_low: no setting of type 'ipo', which has
 {type: icepop, kl_tau: 0.1} | kl_tau: no setting of type 'icepop', which has
 {type: custom, import_path: a.b} | type: 'custom' names a function of its own
-{type: dapo} | type: expected null or one of
-{adv_tau: 0.0} | adv_tau: expected a
 """,
     "roll": """
-{train_infer_correction: {is_weigth: {}}} | unknown key 'is_weigth' (did you mean 'is_weight'?)
-{train_infer_correction: {is_weight: {enabled: true, weight_type: turn}}} | is_weight.weight_type: expected one
-{train_infer_correction: {is_weight: {enabled: true, detach: false}}} | is_weight.detach: expected true
 {ratio_type: segment, actor_train: {pg_variant: tis}} | ratio_type: expected 'token' with
 {ratio_type: segment, train_infer_correction: {filters: [{enabled: true}]}} | 'segment' together with a filter
 {actor_train: {pg_variant: topr}} | 'topr' needs the sign of the reward
-{actor_train: {pg_variant: x}} | actor_train.pg_variant: expected null or one of
-{actor_train: {cispo_use_unified_mask: true}} | cispo_use_unified_mask: expected
 {loss_agg_mode: seq-mean-token-sum-norm} | loss_agg_mode: 'seq-mean-token-sum-norm' divides by
-{rl_loss_coef: 0.5} | rl_loss_coef: multiply the value
-{length_loss_weight: true} | length_loss_weight: multiply the advantages
 """,
     "skyrl": """
 {policy_loss_type: word} | policy_loss_type: expected one of
 {policy_loss_type: kl_cov} | policy_loss_type: no recipe of 'kl_cov', which chooses tokens by advantages that SkyRL
 {loss_reduction: prompt_mean} | loss_reduction: no recipe of 'prompt_mean', which averages over each prompt's tokens
 {loss_reduction: seq_mean_token_sum_norm} | TypeError max_seq_len, which seq_mean_token_sum_norm needs
-{policy_loss_type: sapo, sapo: {tau_po: 1.0}} | unknown key 'tau_po' (did you mean 'tau_pos'
 {policy_loss_type: dppo, off_policy_correction: {tis_ratio_type: token}} | expected no off_policy_correction with
 {policy_loss_type: rollout_is, off_policy_correction: {tis_ratio_type: token}} | expected no tis_ratio_type with it
 {policy_loss_type: dppo, dppo: {dppo_type: binary_kl, delta_low: 0.1}} | delta_low: expected the same as delta_high
 """,
     "slime": """
-{tis_clp: 2.0} | unknown key 'tis_clp' (did you mean 'tis_clip'?)
 {use_tis: true, custom_tis_function_path: a.b} | custom_tis_function_path: expected one that
-{custom_pg_loss_reducer_function_path: a.b} | a function of its own cannot be read
-{loss_type: sft_loss} | loss_type: expected 'policy_loss'
 {use_tis: true, use_rollout_logprobs: true} | use_rollout_logprobs: the ratio is then the correction itself
-{use_kl_loss: true, kl_loss_type: k4} | kl_loss_type: expected one of
 {use_tis: true, use_rs: true, tis_level: word} | tis_level: expected one of
 {use_tis: true, use_rs: true, use_opsm: true, use_kl_loss: true, kl_loss_coef: 0.1} | use_opsm: leaves the KL as it is
 """,
     "miles": "{advantage_estimator: cispo} | advantage_estimator: expected one of",
     "swift": """
-{epsilon_hi: 0.3} | unknown key 'epsilon_hi' (did you mean 'epsilon_high'?)
 {loss_type: reel} | loss_type: expected one of
 {loss_type: fipo} | it is rc.recipe('swift.fipo') by name
 {loss_type: real, off_policy_sequence_mask_delta: 0.1} | off_policy_sequence_mask_delta: with real
 {rollout_importance_sampling_mode: token_mask, off_policy_sequence_mask_delta: 0.1, loss_type: bnpo} | with bnpo and
-{rollout_importance_sampling_mode: geo} | rollout_importance_sampling_mode: expected null or one of
 {loss_type: sapo, importance_sampling_level: sequence} | expected 'token' with loss_type 'sapo'
-{sdar_loss_coef: 0.1} | sdar_loss_coef: add this loss
 {chord_sft_dataset: [x]} | chord_sft_dataset: add this loss
 """,
     "trl": """
-{learning_rat: 1.0} | unknown key 'learning_rat'
 {loss_type: vespo} | vllm_importance_sampling_mode: expected one of ['token_truncate', 'token_mask']
-{loss_type: gspo} | loss_type: expected one of
 {top_entropy_quantile: 0.2} | top_entropy_quantile: needs the whole distribution
-{entropy_coef: 0.2} | entropy_coef: needs the whole distribution
 """,
     "verl": """
-{policy_loss: {loss_mode: value_cov}} | loss_mode: expected one of
-{loss_agg_mode: mean} | loss_agg_mode: expected one of
 {use_kl_loss: true, policy_loss: {loss_mode: sapo}, loss_agg_mode: seq-mean-token-sum-norm} | the KL loss by
 {actor_rollout_ref: {actor: {policy_loss: {loss_mode: geo_mean}}}, algorithm: {rollout_correction: {rollout_is: token}}}
     | expected no rollout_is with
@@ -453,10 +413,7 @@ RECIPE_REFUSED = {
     verl divides by a row's tokens after rejection
 """,
     "xtuner": """
-{policy_loss_cfg: {cliprange: 0.2}} | unknown key 'cliprange' (did you mean 'cliprange_
 {} | TypeError cliprange_low: expected a number
-{policy_loss_cfg: {cliprange_low: 0.2, cliprange_high: 0.2, log_prob_diff_max: 5.0}} | log_prob_diff_max: expected 20.0
-{positive_loss_factor: 1.0} | OREAL's loss has no recipe
 {policy_loss_cfg: {cliprange_low: 0.2, cliprange_high: 0.2}, use_kl_loss: true} | kl_loss_type: expected one of
 """,
 }
@@ -500,3 +457,39 @@ def test_refused(call, case):
     kind, pattern = error(message)
     with pytest.raises(kind or ValueError, match=rf"^{call}\('{framework}'\): .*{pattern}"):
         getattr(rc, call)(framework, yaml.safe_load(text))
+
+
+def rows_in(table, within=""):
+    for name, row in table.items():
+        row = row_of(row)
+        if isinstance(row, Block):
+            yield from rows_in(row.rows, f"{within}{name}.")
+        elif row.kind is not anything:
+            yield table, name, within
+
+
+def table_of(framework):
+    module = part(framework)
+    return getattr(module, "TABLE", None) or module.settings.keywords["rows"]
+
+
+@pytest.mark.parametrize("framework", readable("recipe"))
+def test_each_setting_is_checked_by_its_row(framework):
+    """No switch, number, word or pair is "x"; the default is one, or the setting is needed."""
+    checked = list(rows_in(table_of(framework)))
+    assert len(checked) >= 2
+    for table, name, within in checked:
+        with pytest.raises((TypeError, ValueError)) as caught:
+            Given(table, {name: "x"}, within)[name]
+        assert caught.value.key == f"{within}{name}" and str(caught.value).startswith(f"{within}{name}: ")
+        if row_of(table[name]).kind is not number:
+            Given(table, {}, within)[name]
+
+
+@pytest.mark.parametrize("framework", readable("recipe"))
+def test_a_misspelled_setting_is_refused(framework):
+    blocks = ("actor.", "actor.policy_loss.", "policy_loss_cfg.")
+    table, name, _ = next(found for found in rows_in(table_of(framework)) if found[2] not in blocks)
+    wrong = name + name[-1]
+    with pytest.raises(ValueError, match=rf"unknown key '{wrong}' \(did you mean '{name}'\?\)"):
+        rc.recipe(framework, {name: row_of(table[name]).default, wrong: 1})
