@@ -153,7 +153,7 @@ FAULTS = [
     ),
     *_in("rollout_corr/diagnose/doctor/wrong_values.py", "diagnose/test_doctor.py",
          ("{'late' if shift < 0 else 'early'}", "{'late' if shift > 0 else 'early'}"),
-         ("count < 0.05 * evidence.far", "count < 5.0 * evidence.far",
+         ("count < max(0.05 * evidence.far", "count < max(5.0 * evidence.far",
           "diagnose/test_doctor.py::test_a_dump_is_named_by_its_cause"),
     ),
     *_in("rollout_corr/diagnose/doctor/wrong_policies.py",

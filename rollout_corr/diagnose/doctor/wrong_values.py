@@ -110,7 +110,7 @@ def filled(measured: Measurement, metrics: Metrics) -> Signs | None:
         if not most:
             continue
         (value, count), third = most[0], most[2][1] if len(most) == 3 else 1
-        if count < 5 or count < 0.05 * evidence.far or count < 8 * third:
+        if count < max(0.05 * evidence.far, 8 * third):
             continue
         share = count / max(1, evidence.tokens)
         return Signs(

@@ -1,0 +1,124 @@
+"""The bounds of the doctor's causes: each decides between two values that lie within a factor of two of one another."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import re
+from collections import Counter
+
+import pytest
+
+from builders.diagnose_cases import CASES, measured
+from rollout_corr.diagnose.doctor.diagnosis import CAUSES
+from rollout_corr.diagnose.measure.sharpness import Sharpness
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@functools.cache
+def of_case(name):
+    """Measure a dump by its name, or the first of a cause."""
+    return measured(next(case for case in CASES if name in (case.name, case.cause)).make(0))
+
+
+def outcome(cause, dump, values):
+    """Return what a cause makes of a dump some of whose numbers were replaced: None, or severity and title."""
+    of = copy.deepcopy(of_case(dump))
+    metrics = of.metrics()
+    for path, value in values.items():
+        *owners, name = path.split(".")
+        owner = metrics if owners == ["metrics"] else of.evidence
+        for part in owners if owner is of.evidence else ():
+            owner = owner[int(part)] if part.isdigit() else getattr(owner, part)
+        if isinstance(owner, dict):
+            owner[name] = value
+        else:
+            setattr(owner, name, (lambda value=value: value) if callable(getattr(owner, name)) else value)
+    signs = CAUSES[cause].recognize(of, metrics)
+    return signs and (signs.severity or CAUSES[cause].severity, re.sub(r"[\d.,]+", "", signs.title))
+
+
+def slope(slope, error=1e-3, outer=None):
+    return Sharpness(slope, error, slope if outer is None else outer, error)
+
+
+def moved(late, first=0):
+    return {-2: 0, -1: late + first, 0: 0, 1: 0, 2: 0}
+
+
+PLAIN, FEW = "noise of a bf16 engine", "one token in a thousand 12 nats too low"
+K3, MEAN, STD, RATIO = "metrics.kl_rollout_train_k3", "metrics.logratio_mean", "metrics.ratio_std", "metrics.ratio_mean"
+MASS = {"tokens": 10_000}
+NO_VALUE = {"repeated.rollout": Counter(), "repeated.train": Counter()}
+SWAP, ORDER, SCALE = "pairing.swap", "pairing.order", "by_sequence.scale"
+MANY = {f"{SCALE}.tested": 1_000, "by_sequence.divided": None}
+# Tokens, k3 of them, and so on: of 100,000 tokens none is far off.
+FAR = {"by_sequence.tokens": 100_000, "by_sequence.k3": 1.0, "by_sequence.far.0.tokens": 0, "by_sequence.far.1.k3": 1.0}
+FAR |= {"by_sequence.far.1.tokens": 50_000, K3: 0.5}
+
+# The cause; a dump, or the first of the cause; numbers that are fixed; the number that moves, and its two values, which
+# a function may turn into what is replaced.
+ROWS = [
+    ("not_log_probs", PLAIN, MASS, "positive.train", 8, 12),
+    ("not_log_probs", PLAIN, MASS, "positive.train", 4_000, 6_000),
+    ("not_log_probs", PLAIN, MASS | {"positive.train": 9_000}, "above_one.train", 400, 600),
+    ("not_log_probs", PLAIN, MASS | {"positive.rollout": 1_000}, "repeated.rollout", 800, 950,
+     lambda x: Counter({1.0: x})),
+    ("filled", PLAIN, {"far": 50}, "repeated.rollout", 6, 9, lambda x: Counter({0.0: x})),
+    ("filled", PLAIN, {"far": 10_000}, "repeated.rollout", 400, 600, lambda x: Counter({0.0: x})),
+    ("filled", PLAIN, {"far": 500}, "repeated.rollout", 70, 90, lambda x: Counter({0.0: x, -1.5: 10, -2.5: 10})),
+    ("filled", PLAIN, NO_VALUE | {"finite": 1_000}, "impossible.rollout", 4, 6),
+    ("filled", PLAIN, NO_VALUE | {"finite": 100_000}, "impossible.rollout", 80, 120),
+    ("filled", PLAIN, NO_VALUE | {"finite": 1_000, "unlikely.rollout": 1_000}, "impossible.rollout", 400, 600),
+    ("identical", "identical", {"equal": 10_000}, "finite", 40, 60),
+    ("shifted", PLAIN, {"pairing.paired": 1_000, "pairing.later_paired": 0}, "pairing.shifted", 40, 60, moved),
+    ("shifted", PLAIN, {"pairing.paired": 1_000, "pairing.later_paired": 500, "pairing.later_shifted": 100},
+     "pairing.shifted", 15, 25, lambda x: moved(100, x)),
+    ("swapped", PLAIN, {f"{SWAP}.tested": 1_000}, f"{SWAP}.having", 40, 60),
+    ("reordered", PLAIN, {f"{ORDER}.tested": 1_000}, f"{ORDER}.having", 40, 60),
+    ("scale", PLAIN, {**MANY, "by_sequence.factor": (0.5, 0.01)}, f"{SCALE}.having", 40, 60),
+    ("scale", PLAIN, {**MANY, "by_sequence.factor": (0.5, 0.1)}, f"{SCALE}.having", 400, 600),
+    ("scale", PLAIN, {**MANY, f"{SCALE}.tested": 20, "by_sequence.factor": (0.5, 0.01)}, f"{SCALE}.having", 3, 5),
+    ("scale", PLAIN, {**MANY, f"{SCALE}.having": 100}, "by_sequence.factor", 0.015, 0.025,
+     lambda x: (0.5, x)),
+    ("scale", PLAIN, {**MANY, f"{SCALE}.having": 900}, "by_sequence.factor", 0.2, 0.3,
+     lambda x: (0.5, x)),
+    ("wrong_weights", "other weights", {}, "finite", 40, 60),
+    ("wrong_weights", "other weights", {}, "metrics.logratio_abs_mean", 0.4, 0.6),
+    ("wrong_weights", "other weights", {}, "metrics.prob_correlation", 0.25, 0.35),
+    ("renormalized", "renormalized", {}, "finite", 40, 60),
+    ("renormalized", "renormalized", {}, "metrics.logratio_p1", -4.0, -6.0),
+    ("renormalized", "renormalized", {MEAN: -1.0, "metrics.logratio_abs_mean": 1.0}, "metrics.logratio_std", 0.2, 0.3),
+    ("renormalized", "renormalized", {"metrics.logratio_abs_mean": 1.0}, MEAN, -0.32, -0.5),
+    ("renormalized", "renormalized", {"far": 10_000}, "metrics.logratio_p99", 0.4, 0.6),
+    ("renormalized", "renormalized", {STD: 1e-6, "sharpness.found": slope(0.0)}, RATIO, 0.96, 0.987),
+    ("temperature", "temperature", {}, "finite", 150, 250),
+    ("temperature", "temperature", {}, "metrics.logratio_abs_mean", 0.004, 0.006),
+    ("temperature", "temperature", {}, "sharpness.found", 0.016, 0.025, slope),
+    ("temperature", "temperature", {}, "sharpness.found", 0.1, 0.15, lambda x: slope(x, 0.02)),
+    ("temperature", "temperature", {}, "sharpness.found", -0.7, -0.9, slope),
+    ("temperature", "temperature", {}, "sharpness.found", 0.25, 0.36, lambda x: slope(0.1, outer=0.1 / x)),
+    ("temperature", "temperature", {}, "sharpness.found", 0.7, 0.9, lambda x: slope(0.1, outer=0.1 / x)),
+    ("temperature", "temperature", {"sharpness.found": slope(0.1, outer=0.2)}, K3, 8e-4, 1.2e-3),
+    ("stale", "stale", {}, K3, 8e-4, 1.2e-3),
+    ("engine_alone", "engine_alone", {"distances.tokens": 100.0, "distances.train_rollout": 100.0},
+     "distances.new_train", 8.0, 12.0),
+    ("trainer_varies", "trainer_varies", {}, "mean_squares", 0.4, 0.6, lambda x: (1.0, 1.0, x)),
+    ("trainer_varies", "trainer_varies", {}, "mean_squares", 1.2, 1.5, lambda x: (1.0, x, 1.0)),
+    ("outliers", FEW, FAR | {"by_sequence.far.0.k3": 1.0}, "by_sequence.far.0.tokens", 800, 1_200),
+    ("outliers", FEW, FAR, "by_sequence.far.1.tokens", 2_400, 3_600),
+    ("outliers", FEW, FAR | {"by_sequence.far.1.tokens": 100}, "by_sequence.far.1.k3", 0.96, 0.99),
+    ("not_the_sampler", "not_the_sampler", {}, "finite", 40, 60),
+    ("not_the_sampler", PLAIN, {K3: 1.0, STD: 1e-6}, RATIO, 1.04, 1.06),
+    ("different_policies", "trainer some updates ahead", {}, K3, 0.008, 0.012),
+    ("different_policies", "trainer some updates ahead", {}, K3, 0.08, 0.12),
+    ("long_products", "long_products", {}, "metrics.sequence_logratio_abs_mean", 0.8, 1.2),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("row", ROWS, ids=[f"{row[0]}, {row[3]} {row[4]} to {row[5]}" for row in ROWS])
+def test_a_bound_lies_between(row):
+    cause, dump, fixed, path, low, high, *turned = row
+    made = turned[0] if turned else lambda x: x
+    assert outcome(cause, dump, fixed | {path: made(low)}) != outcome(cause, dump, fixed | {path: made(high)})
