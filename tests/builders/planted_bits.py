@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -86,55 +87,27 @@ class Dump:
         }
 
 
-# Gives the tokens of a kind in a dump; the kind and the parameters that have to be named; columns that are left out.
+# Gives the tokens of a kind in a dump, and the kind and the parameters that have to be named.
 Plant = Callable[[Dump], tuple[Tensor, dict[str, object]]]
 
 
-def pages(page: int, known: bool = True) -> Plant:
-    def plant(dump: Dump) -> tuple[Tensor, dict[str, object]]:
-        behind = (dump.position + dump.prompts[dump.owner]) % page == 0
-        return behind, {"kind": "page", "page": page, "at": 0} if known else {"kind": "page_of_each", "page": page}
+def plants(of: Callable[[Dump, int], Tensor], *values: int, name: str = "at", **wanted: object) -> tuple[Plant, ...]:
+    """Plant in the tokens, or the sequences, that a value chooses; it has to be named too."""
 
-    return plant
+    def plant(value: int, dump: Dump) -> tuple[Tensor, dict[str, object]]:
+        chosen = of(dump, value)
+        return chosen if chosen.numel() == dump.count else chosen[dump.owner], wanted | {name: value}
 
-
-def prefixes(page: int) -> Plant:
-    def plant(dump: Dump) -> tuple[Tensor, dict[str, object]]:
-        hit = (dump.share_prefixes() // page * page)[dump.owner]
-        return (hit > 0) & (dump.position >= hit), {"kind": "prefix_hit", "page": page}
-
-    return plant
+    return tuple(partial(plant, value) for value in values)
 
 
-def cached(dump: Dump) -> tuple[Tensor, dict[str, object]]:
-    return (dump.cached > 0)[dump.owner], {"kind": "prefix_hit", "of": "cached_tokens"}
+def behind_page(dump: Dump, page: int) -> Tensor:
+    return (dump.position + dump.prompts[dump.owner]) % page == 0
 
 
-def turns(first: int) -> Plant:
-    return lambda dump: (dump.turn >= first, {"kind": "turn", "at": first})
-
-
-def first_token(dump: Dump) -> tuple[Tensor, dict[str, object]]:
-    return dump.position == 0, {"kind": "first_token"}
-
-
-def positions(first: int) -> Plant:
-    return lambda dump: (dump.position >= first, {"kind": "position", "at": first})
-
-
-def label(name: str, value: int) -> Plant:
-    def plant(dump: Dump) -> tuple[Tensor, dict[str, object]]:
-        values = getattr(dump, name)
-        return (values if values.numel() == dump.count else values[dump.owner]) == value, {
-            "kind": {"version": "version", "step": "step"}.get(name, "label"),
-            "at": value,
-        }
-
-    return plant
-
-
-def rows(row: int, of: int) -> Plant:
-    return lambda dump: (dump.owner % of == row, {"kind": "row", "at": row, "page": of})
+def behind_prefix(dump: Dump, page: int) -> Tensor:
+    hit = (dump.share_prefixes() // page * page)[dump.owner]
+    return (hit > 0) & (dump.position >= hit)
 
 
 def longer(chunk: int) -> Plant:
@@ -147,16 +120,16 @@ def longer(chunk: int) -> Plant:
     return plant
 
 
-def token_id(value: int) -> Plant:
-    return lambda dump: (dump.ids == value, {"kind": "token_id", "at": value})
+def cached(dump: Dump) -> tuple[Tensor, dict[str, object]]:
+    return (dump.cached > 0)[dump.owner], {"kind": "prefix_hit", "of": "cached_tokens"}
 
 
-def steps(first: int) -> Plant:
-    return lambda dump: ((dump.step >= first)[dump.owner], {"kind": "from", "at": first})
+def first_token(dump: Dump) -> tuple[Tensor, dict[str, object]]:
+    return dump.position == 0, {"kind": "first_token"}
 
 
 class Kind(NamedTuple):
-    """A kind of differences."""
+    """A kind of differences, and the columns that are left out."""
 
     name: str
     plants: tuple[Plant, ...]
@@ -164,24 +137,46 @@ class Kind(NamedTuple):
 
 
 KINDS = (
-    Kind("behind the border of a page of 16 to 128", tuple(map(pages, (16, 32, 64, 128)))),
+    Kind(
+        "behind the border of a page of 16 to 128",
+        plants(behind_page, 16, 32, 64, 128, name="page", kind="page", at=0),
+    ),
     Kind(
         "the same, the prompts' lengths not given",
-        tuple(pages(page, known=False) for page in (16, 32)),
+        plants(behind_page, 16, 32, name="page", kind="page_of_each"),
         ("cached_tokens", "prompt_lengths"),
     ),
-    Kind("behind a shared prefix, in pages of 1 to 64", tuple(map(prefixes, (1, 16, 32, 64)))),
+    Kind(
+        "behind a shared prefix, in pages of 1 to 64",
+        plants(behind_prefix, 1, 16, 32, 64, name="page", kind="prefix_hit"),
+    ),
     Kind("behind a hit that the engine reports", (cached,), ()),
-    Kind("from turn 1, 2, 3 on", tuple(map(turns, (1, 2, 3)))),
+    Kind("from turn 1, 2, 3 on", plants(lambda dump, first: dump.turn >= first, 1, 2, 3, kind="turn")),
     Kind("the first token", (first_token,)),
-    Kind("from position 5 to 120 on", tuple(map(positions, (5, 32, 67, 120)))),
-    Kind("one rank of eight", tuple(label("rank", rank) for rank in (0, 3, 7))),
-    Kind("one size of a batch", tuple(label("batch_size", size) for size in (8, 32))),
-    Kind("one row of 8 or 16", (rows(0, 8), rows(5, 16))),
-    Kind("one expert of sixteen", tuple(label("expert", expert) for expert in (0, 5, 15))),
+    Kind(
+        "from position 5 to 120 on",
+        plants(lambda dump, first: dump.position >= first, 5, 32, 67, 120, kind="position"),
+    ),
+    Kind("one rank of eight", plants(lambda dump, rank: dump.rank == rank, 0, 3, 7, kind="label")),
+    Kind("one size of a batch", plants(lambda dump, size: dump.batch_size == size, 8, 32, kind="label")),
+    Kind(
+        "one row of 8 or 16",
+        (
+            *plants(lambda dump, row: dump.owner % 8 == row, 0, kind="row", page=8),
+            *plants(lambda dump, row: dump.owner % 16 == row, 5, kind="row", page=16),
+        ),
+    ),
+    Kind("one expert of sixteen", plants(lambda dump, expert: dump.expert == expert, 0, 5, 15, kind="label")),
     Kind("sequences over a chunk of 64, 128 or 256", tuple(map(longer, (128, 256)))),
-    Kind("one token id", tuple(map(token_id, (0, 10, 150)))),
-    Kind("one version, one step, or from a step on", (label("version", 5), label("step", 2), steps(4))),
+    Kind("one token id", plants(lambda dump, value: dump.ids == value, 0, 10, 150, kind="token_id")),
+    Kind(
+        "one version, one step, or from a step on",
+        (
+            *plants(lambda dump, version: dump.version == version, 5, kind="version"),
+            *plants(lambda dump, step: dump.step == step, 2, kind="step"),
+            *plants(lambda dump, first: dump.step >= first, 4, kind="from"),
+        ),
+    ),
 )
 
 

@@ -144,10 +144,11 @@ def layouts(study: Study, base: list[Answer]) -> Iterator[Dump]:
     pairs = [(a, b, min(len(a.ids), len(b.ids))) for a, b in zip(base, [*base[1:], base[0]], strict=True)]
     mixed = [a.but(ids=a.ids[:n], logp=b.logp[:n]) for a, b, n in pairs]
     yield study.dump("rows_swapped", mixed, [x[:n] for x, (*_, n) in zip(right, pairs, strict=True)])
-    forced = [a.but(ids=[*a.ids[:-1], EOS]) if a.cut else a for a in base]
-    yield study.dump("eos_forced", forced)
-    added = [a.but(ids=[*a.ids, EOS], logp=[*a.logp, 0.0]) if a.cut else a for a in base]
-    yield study.dump("eos_added", added)
+    # Where no answer is cut they plant nothing.
+    if any(a.cut for a in base):
+        yield study.dump("eos_forced", [a.but(ids=[*a.ids[:-1], EOS]) if a.cut else a for a in base])
+        added = [a.but(ids=[*a.ids, EOS], logp=[*a.logp, 0.0]) if a.cut else a for a in base]
+        yield study.dump("eos_added", added)
     longest = max(len(a.ids) for a in base)
     rest = [longest - len(a.ids) for a in base]
     padded = [a.but(ids=a.ids + [PAD] * n, logp=a.logp + [0.0] * n) for a, n in zip(base, rest, strict=True)]
