@@ -1,7 +1,4 @@
-"""Dumps of any samples in the layouts of NeMo RL and miles, restated.
-
-`tests/diagnose/written` has files that the frameworks' own functions wrote; a test compares these layouts with them.
-"""
+"""Dumps of any samples in the layouts of NeMo RL and miles, restated from the files in `tests/diagnose/written`."""
 
 from __future__ import annotations
 

@@ -110,9 +110,6 @@ def test_a_planted_temperature_is_an_object(monkeypatch):
     assert "\n   -> Divide" in folded and "\n      engine return" in folded
 
 
-# A note is the cause of some of these.
-
-
 def test_every_layout():
     """Padded, packed in one row, jagged and lists of the same sequences give the same diagnosis."""
     columns = hot()
@@ -248,8 +245,3 @@ def test_errors_of_report(tmp_path):
     torch.save({"train_logp": X}, path)
     with pytest.raises(ValueError, match=r"name one: .*field=\{'rollout_logp': NAME\}"):
         rc.report(path)
-
-
-def test_no_token_is_neither_healthy_nor_an_error():
-    found = rc.doctor(X, X, mask=torch.zeros_like(X))
-    assert found.tokens == 0 and not found.healthy and [each.name for each in found.findings] == ["empty"]

@@ -203,44 +203,6 @@ def test_several_jobs_in_a_folder_are_doubted(tmp_path):
     assert "; dumps of slime are not read (3.pt, ...): name their folder" in Dump(tmp_path / "b").about
 
 
-def contents(path):
-    """Return what a file holds: lines, or what torch wrote."""
-    if path.suffix == ".jsonl":
-        return [json.loads(line) for line in path.read_text().splitlines()]
-    return torch.load(path)
-
-
-def assert_within(less, more, place=""):
-    """Everything of one is in the other, with the same values; a layout lacks only fields that no reader looks at."""
-    if isinstance(less, dict):
-        for name, value in less.items():
-            assert_within(value, more[name], f"{place}.{name}")
-    elif isinstance(less, list):
-        assert len(less) == len(more), place
-        for i, (one, other) in enumerate(zip(less, more, strict=True)):
-            assert_within(one, other, f"{place}[{i}]")
-    elif isinstance(less, torch.Tensor):
-        assert less.shape == more.shape and torch.equal(less.double(), more.double()), place
-    else:
-        assert less == more, place
-
-
-@pytest.mark.parametrize("layout", written.LAYOUTS)
-def test_a_layout_is_what_the_framework_writes(layout, tmp_path):
-    """The frameworks' own functions wrote `written`, and what is written here is the same."""
-    recorded, made = (
-        files_of(record_dumps.FOLDER / layout),
-        files_of(written.write(written.LAYOUTS[layout], tmp_path, record_dumps.samples())),
-    )
-    assert recorded and recorded.keys() == made.keys()
-    for name, path in made.items():
-        assert_within(contents(path), contents(recorded[name]))
-
-
-def files_of(folder):
-    return {path.relative_to(folder): path for path in folder.rglob("*") if path.is_file()}
-
-
 @pytest.mark.parametrize("layout", sorted(record_dumps.WRITERS))
 def test_what_the_framework_wrote_is_read(layout):
     given = record_dumps.samples()

@@ -74,13 +74,11 @@ def test_every_preset_is_tried_or_left_out_for_a_reason():
             for name in (setting.name, *setting.same):
                 assert lookup.named(name) == setting.spec
         for name, reason in left_out.items():
-            criteria = lookup.named(name).criteria
-            if "advantages" in reason:
-                assert not has_advantages and any(criterion.when != "any" for criterion in criteria)
-            else:
-                spec = lookup.named(name)
-                beyond = spec.reads_versions or spec.measures_turns
-                assert beyond or any(c.of != "train/rollout" or c.stat == "external" for c in criteria)
+            spec = lookup.named(name)
+            beyond = spec.reads_versions or spec.measures_turns
+            selects = not has_advantages and any(criterion.when != "any" for criterion in spec.criteria)
+            other = any(one.of != "train/rollout" or one.stat == "external" for one in spec.criteria)
+            assert selects if "advantages" in reason else beyond or other
     assert "open_instruct.vaco" in named_settings(False)[1] and "open_instruct.vaco" not in named_settings(True)[1]
 
 
