@@ -46,6 +46,7 @@ SILENT = {
     "padding without a mask",
     "padding on the left without a mask",
     "padding without a mask, a sure policy",
+    "padding of -1 without a mask",
 }
 
 
