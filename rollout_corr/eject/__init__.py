@@ -62,24 +62,18 @@ def eject(name: str, *, loss: bool = False, kernel: bool = False, framework: str
         raise ValueError(f"expected one of --loss, --kernel, --for and --metrics, got {' '.join(named)}")
     if framework is not None and framework not in FRAMEWORKS:
         raise ValueError(f"--for: expected one of {list(FRAMEWORKS)}, got {framework!r}")
-    told, arguments = [], name
-    if not loss:
-        told = _in_words(_spec(name))
+    arguments = " ".join([name, *named[:1], *([framework] if framework is not None else [])])
     if loss:
         body, told = _loss(name)
-        arguments += " --loss"
-    elif kernel:
-        values = wanted.of_kernel(_spec(name))
-        body = cut(_source("kernel"), values)
-        arguments += " --kernel"
     else:
-        source, values = _source("correction"), wanted.of_correction(_spec(name))
-        if framework is not None:
-            source = _with_call(source, framework, _spec(name))
-            arguments += f" --for {framework}"
-        elif metrics:
-            arguments += " --metrics"
-        body = cut(source, values | {"metrics": metrics or framework is not None})
+        asked = _spec(name)
+        told = _in_words(asked)
+        if kernel:
+            body = cut(_source("kernel"), wanted.of_kernel(asked))
+        else:
+            source = _source("correction")
+            values = wanted.of_correction(asked) | {"metrics": metrics or framework is not None}
+            body = cut(source if framework is None else _with_call(source, framework, asked), values)
     compile(body, f"<rollout-corr eject {arguments}>", "exec")
     head = [f"# Written by rollout-corr {__version__}, Apache License 2.0:", COMMAND + arguments, *told]
     return "\n".join([*head, DIGEST + _digest(body), body])
@@ -112,10 +106,9 @@ def _loss(name: str) -> tuple[str, list[str]]:
     if made.spec is not None:
         wanted.of_correction(made.spec)
         train = "new_logp" if base == "rollout_logp" else "old_logp"
-        what = "weights and mask are" if wanted.use_of_weights(made.loss, entry.needs) != "report" else "mask is"
-        told.append(f"# For weights= and train_mask=, correct {train} and rollout_logp: rollout-corr eject {name}.")
-        if what == "mask is":
-            told[-1] = f"# For train_mask=, correct {train} and rollout_logp: rollout-corr eject {name}. No weights."
+        report = wanted.use_of_weights(made.loss, entry.needs) == "report"
+        arguments, rest = ("train_mask=", " No weights.") if report else ("weights= and train_mask=", "")
+        told.append(f"# For {arguments}, correct {train} and rollout_logp: rollout-corr eject {name}.{rest}")
     return body, told
 
 

@@ -5,16 +5,14 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, Field, fields
-from typing import Any, ClassVar, ParamSpec, TypeVar, cast
+from typing import Any, ClassVar, TypeVar, cast
 
 from .validate import shown, wrong_type
 
 T = TypeVar("T")
 Function = TypeVar("Function", bound=Callable[..., Any])
-R = TypeVar("R")
-P = ParamSpec("P")
 
 
 class Checked:
@@ -138,7 +136,7 @@ def keywords_meant(**meant: str) -> Callable[[type[T]], type[T]]:
 
     def decorate(cls: type[T]) -> type[T]:
         init: Callable[..., None] = cls.__init__
-        setattr(cls, "__init__", _checking(init, cls.__name__, meant))  # noqa: B010 - an assignment is a type error
+        setattr(cls, "__init__", _checking(init, cls.__name__, meant, 1))  # noqa: B010 - an assignment is a type error
         return cls
 
     return decorate
@@ -146,27 +144,28 @@ def keywords_meant(**meant: str) -> Callable[[type[T]], type[T]]:
 
 def keywords_of_short_form(**meant: str) -> Callable[[Function], Function]:
     """Make a function that is to be a classmethod refuse an unknown keyword as `keywords_meant` does."""
-
-    def decorate(function: Function) -> Function:
-        return _checking(function, function.__qualname__, meant)
-
-    return decorate
+    return lambda function: _checking(function, function.__qualname__, meant, 1)
 
 
-def _checking(function: Function, owner: str, meant: Mapping[str, str]) -> Function:
-    parameters = [*inspect.signature(function).parameters.values()][1:]
-    names = [parameter.name for parameter in parameters]
+def _checking(function: Function, owner: str, meant: Mapping[str, str], bound: int) -> Function:
+    """Wrap a function, the first parameters of which are bound: no caller names them."""
+    parameters = [*inspect.signature(function).parameters.values()][bound:]
+    names = tuple(parameter.name for parameter in parameters)
     by_keyword = all(parameter.kind is parameter.KEYWORD_ONLY for parameter in parameters)
 
     @functools.wraps(function)
-    def checked(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if by_keyword and args:
-            got = type(args[0]).__name__
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        if by_keyword and len(args) > bound:
+            got = type(args[bound]).__name__
             raise TypeError(f"{owner}: expected keywords, such as {names[0]}=..., got {got} by position")
+        # A loop, because torch 2.11's compiler cannot follow a bound method of a set.
         for name in kwargs:
             if name not in names:
-                raise _unknown(owner, name, names, meant)
-        return function(self, *args, **kwargs)
+                close = difflib.get_close_matches(name, names, n=1)
+                write = meant.get(name) or (f"{close[0]}=" if close else "")
+                hint = f"; did you mean {write}?" if write else ""
+                raise TypeError(f"{owner}: unknown argument {name!r}, expected some of {list(names)}{hint}")
+        return function(*args, **kwargs)
 
     return cast(Function, checked)
 
@@ -194,23 +193,6 @@ _MEANT_IN_CALLS = {name: f"batch=rc.Batch({name}=...)" for name in OF_BATCH} | {
 }
 
 
-def known_keywords(call: Callable[P, R]) -> Callable[P, R]:
+def known_keywords(call: Function) -> Function:
     """Make a function refuse an unknown keyword; the error lists the known ones and names the most likely one."""
-    names = tuple(inspect.signature(call).parameters)
-
-    @functools.wraps(call)
-    def called(*args: P.args, **kwargs: P.kwargs) -> R:
-        # A loop, because torch 2.11's compiler cannot follow a bound method of a set.
-        for name in kwargs:
-            if name not in names:
-                raise _unknown(call.__name__, name, names, _MEANT_IN_CALLS)
-        return call(*args, **kwargs)
-
-    return called
-
-
-def _unknown(owner: str, name: str, names: Sequence[str], meant: Mapping[str, str]) -> TypeError:
-    close = difflib.get_close_matches(name, names, n=1)
-    write = meant.get(name) or (f"{close[0]}=" if close else "")
-    hint = f"; did you mean {write}?" if write else ""
-    return TypeError(f"{owner}: unknown argument {name!r}, expected some of {list(names)}{hint}")
+    return _checking(call, call.__name__, _MEANT_IN_CALLS, 0)
