@@ -1,6 +1,6 @@
 """Bugs that users reported to the frameworks, each as a test that carries the thread's number.
 
-Others are properties of any batch, which tests/definition/test_properties.py holds: empty rows (verl#7771), everything
+Others are properties of any batch, which tests/definition/test_invariance.py holds: empty rows (verl#7771), everything
 rejected (verl#3984), nothing valid (verl#5859), NaN behind the mask (verl#6349, swift#9767), how many micro-batches
 there are (verl#7913, Megatron#5420), tokens of -200 nats (prime-rl#2085, OpenRLHF#1335), a product that underflows
 (trl#7120), NaN at a valid token (trl#6693), percentiles of many tokens (verl#3787). Sequences and batches of any

@@ -9,41 +9,41 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 
 from attack.campaign import Area, Outcome
-from builders.batches import lay_out, rounded
-from builders.mode_cases import CALLS
-from builders.random_calls import random_batch, random_layout, random_spec
+from frozen.calls import Call, Record, answer, correct_call, loss_call
+from frozen.generator import random_loss, random_spec
 
 THREADS = 6
-# Dumps of many threads are in tests/api/test_dump_thread.py.
-NAMES = ("correct", "metrics", "policy_loss", "filter_groups")
+
+
+def drawn(rng: random.Random) -> Call:
+    """Any correction or loss, on tensors of its own."""
+    spec = random_spec(rng)
+    call = correct_call(rng, spec) if rng.random() < 0.7 else loss_call(rng, random_loss(rng), None)
+    call.into = False
+    return call
 
 
 def attempt(seed: int) -> Outcome:
     """Some calls of a seed, each by every thread, which begin at one moment."""
     rng = random.Random(seed)
     torch.set_num_threads(1)
-    jobs = []
-    for _ in range(rng.randint(1, 4)):
-        dtype = rng.choice((torch.float32, torch.bfloat16, torch.float64))
-        sequences = rounded(random_batch(rng), dtype)
-        spec = random_spec(rng, sequences)
-        layout, mask_dtype = random_layout(rng)
-        jobs.append((rng.choice(NAMES), lay_out(sequences, layout, dtype, mask_dtype), spec))
-    wanted = [CALLS[name](laid, spec, True) for name, laid, spec in jobs]
+    calls = [drawn(rng) for _ in range(rng.randint(1, 4))]
+    wanted = [answer(call, "torch") for call in calls]
     start = threading.Barrier(THREADS)
 
-    def run(first: int) -> list[object]:
+    def run(first: int) -> list[Record]:
         start.wait(30)
-        order = [(first + i) % len(jobs) for i in range(len(jobs))]
-        found = {i: CALLS[jobs[i][0]](*jobs[i][1:], True) for i in order}
-        return [found[i] for i in range(len(jobs))]
+        order = [(first + i) % len(calls) for i in range(len(calls))]
+        found = {i: answer(calls[i], "torch") for i in order}
+        return [found[i] for i in range(len(calls))]
 
     with ThreadPoolExecutor(THREADS) as pool:
         answers = list(pool.map(run, range(THREADS)))
-    for thread, answer in enumerate(answers):
-        for (name, _, spec), found, expected in zip(jobs, answer, wanted, strict=True):
-            if found != expected:
-                return Outcome("wrong", f"thread {thread}, {name}, {spec!r}: {found!r:.200} for {expected!r:.200}")
+    for thread, found in enumerate(answers):
+        for call, one, expected in zip(calls, found, wanted, strict=True):
+            if one != expected:
+                names = [name for name in expected if one.get(name) != expected[name]]
+                return Outcome("wrong", f"thread {thread}, {call.spec!r} {call.loss!r}: {names}")
     return Outcome("right")
 
 

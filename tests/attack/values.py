@@ -6,7 +6,6 @@ import math
 import random
 import re
 from collections.abc import Callable
-from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
@@ -14,40 +13,30 @@ import torch
 
 import rollout_corr as rc
 from attack.campaign import Area, Outcome
-from builders import batches, loss_cases
+from builders import batches, judges, loss_cases
 from builders.calls import bundled, bundled_loss
-from builders.random_calls import DTYPES, per_token_or_sequence, random_batch, random_layout, random_spec
+from frozen.generator import SURROGATES
 
 # A refusal begins with the name of an argument, such as "cu_seqlens: " or "external['entropy']: ".
 REFUSAL = re.compile(r"[A-Za-z_][\w.]*(\[[^\]]+\])?(, \w+)?: ")
+WAYS = ("blocks", "small blocks", "whole")
 HUGE = (2**62, -(2**63), 2**63 - 1, -1, 10**9)
 JUNK: tuple[Any, ...] = (None, "x", 3, object(), [], {}, 10**400, math.nan, [None], torch.zeros(2, 3, 4), b"", (1, 2))
 
 
 def correction(rng: random.Random) -> Outcome:
     """A call that is right: decisions and masks equal to the oracle's, weights and metrics within rounding."""
-    dtype = rng.choice(DTYPES)
-    sequences = random_batch(rng)
-    seen = sequences if dtype == torch.float64 else batches.rounded(sequences, dtype)
-    spec = random_spec(rng, seen)
-    layout, mask_dtype = random_layout(rng)
-    whole = rng.random() < 0.3
-    batches.check(sequences, spec, layout, dtype=dtype, mask_dtype=mask_dtype, whole=whole)
+    call = judges.correction(f"attack {rng.random()}")
+    with batches.run_as(rng.choice(WAYS)):
+        judges.judge_correction(call, call.corrected(call.spec, "torch"))
     return Outcome("right")
 
 
 def loss(rng: random.Random) -> Outcome:
     """A loss that is right: value, gradient and metrics."""
-    name = rng.choice(list(loss_cases.SURROGATES))
-    lengths = [rng.randint(0, 7) for _ in range(rng.randint(1, 6))]
-    sequences = loss_cases.random_batch(rng.random(), lengths, advantages=per_token_or_sequence(rng, lengths))
-    sequences = loss_cases.only(sequences, "old", *(["weights", "train_mask"] if rng.random() < 0.5 else []))
-    objective = loss_cases.objective(
-        name, mean=rc.Mean(rng.choice(("token", "sequence", "sequence_sum")), over=rng.choice(loss_cases.COUNTED))
-    )
-    if objective.surrogate.of is None:
-        objective = replace(objective, surrogate=replace(objective.surrogate, of="new/old"))
-    loss_cases.check(sequences, objective, rng.choice(batches.LAYOUTS), whole=rng.random() < 0.3)
+    call = judges.loss(f"attack {rng.random()}", rng.choice(list(SURROGATES)), rng.random() < 0.3)
+    with loss_cases.run_as(rng.choice(WAYS)):
+        judges.judge_loss(call, "torch")
     return Outcome("right")
 
 

@@ -6,6 +6,7 @@ kept mass. What each option means has its own tests; here they meet.
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import replace
 from types import SimpleNamespace
@@ -58,11 +59,11 @@ def loss(seed: str, name: str, term: bool) -> Call:
             return call
 
 
-def between_fences(call: Call, device: str) -> Call:
+def between_fences(call: Call, device: str, fence: float = math.nan) -> Call:
     """Put every tensor of a call in the middle of garbage on a device."""
     drawn, fields = call.drawn, ("mask", "cu_seqlens", "entropy")
-    drawn.tensors = {name: fenced(x, device) for name, x in drawn.tensors.items()}
-    drawn.batch |= {name: fenced(drawn.batch[name], device) for name in fields if name in drawn.batch}
+    drawn.tensors = {name: fenced(x, device, fence) for name, x in drawn.tensors.items()}
+    drawn.batch |= {name: fenced(drawn.batch[name], device, fence) for name in fields if name in drawn.batch}
     return call
 
 

@@ -1,4 +1,7 @@
-"""Self-normalized weights against loops, in every layout, pack, order and split; their metrics and errors."""
+"""Self-normalized weights: means of 1, means near 0, calls without sequences, the loss, and errors.
+
+test_random_calls.py holds them against loops, test_invariance.py to the bit.
+"""
 
 from __future__ import annotations
 
@@ -7,24 +10,17 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import rollout_corr as rc
-from builders.batches import LAYOUTS, lay_out, random_sequences, run_as
+from builders.batches import lay_out, random_sequences, run_as
 from builders.calls import bundled_loss
 from builders.rounding import assert_near, margin, near
-from builders.same_bits import assert_same_results, outcome, pick
-from builders.strategies import sequences, specs
 from builders.weights import weight_of
-from rollout_corr.specs.choices import NONFINITE, REJECTED
+from rollout_corr.specs.choices import REJECTED
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-GROUPS = [0, 2, 2, 0, 1, 2, 0, 5]
-LENGTHS = (5, 1, 7, 0, 4, 6, 9, 3)
 CRITERIA = (rc.Criterion("ratio", lower=0.6), rc.Criterion("k3", over="sequence", reduce="mean", upper=0.09))
-CASES = settings(max_examples=30)
 
 
 def test_means_are_1():
@@ -75,55 +71,6 @@ def test_tokens_of_no_sequence_alone_weigh_0(normalize, way):
         found = rc.correct(x, x, rc.Batch(cu_seqlens=torch.tensor([3]), groups=rc.Groups(size=2)), spec=spec)
     assert found.weights.tolist() == [0.0] * 5 and found.keep.shape == (0,)
     assert all(math.isfinite(value) for value in found.metrics().values())
-
-
-# --- the same to the bit ---
-
-
-def normalized(spec, normalize):
-    """A Spec of the strategies with a weight that is normalized."""
-    weight = spec.weight or rc.Weight.token()
-    if normalize == "sequence" and not weight.per_token:
-        weight = rc.Weight.token(lower=weight.lower, upper=weight.upper, outside=weight.outside)
-    return replace(spec, weight=replace(weight, normalize=normalize))
-
-
-DTYPES = st.sampled_from((torch.float32, torch.bfloat16, torch.float16, torch.float64))
-ANY = specs(nonfinite=NONFINITE, prefixes=True)
-NORMALIZE = st.sampled_from(("group", "sequence"))
-
-
-def run(batch, spec, dtype, groups, layout="packed", **options):
-    laid = lay_out(batch, layout, dtype)
-    index = torch.tensor([groups[i] for i in range(len(batch))], dtype=torch.int64)
-    return outcome(laid, laid.correct(spec, group_index=index, group_count=9, **options))
-
-
-@CASES
-@given(sequences(), ANY, NORMALIZE, DTYPES, st.sampled_from(LAYOUTS), st.randoms(use_true_random=False))
-def test_layout_and_order_do_not_matter(batch, spec, normalize, dtype, layout, rng):
-    spec = normalized(spec, normalize)
-    groups = [rng.randrange(4) for _ in batch]
-    packed = run(batch, spec, dtype, groups)
-    if not (layout in ("list", "jagged") and not batch):
-        found = run(batch, spec, dtype, groups, layout)
-        if dtype != torch.float64:
-            assert_same_results(found, packed)
-    order = list(range(len(batch)))
-    rng.shuffle(order)
-    if dtype != torch.float64:
-        assert_same_results(run(pick(batch, order), spec, dtype, pick(groups, order)), packed, order)
-
-
-@CASES
-@given(sequences(longest=12), sequences(most=3), ANY, NORMALIZE, DTYPES)
-def test_what_is_packed_beside_does_not_matter(batch, before, spec, normalize, dtype):
-    spec = normalized(spec, normalize)
-    groups = [s % 3 for s in range(len(batch))]
-    more = run([*before, *batch], spec, dtype, [8] * len(before) + groups, "packed_gaps")
-    order = range(len(before), len(before) + len(batch))
-    if dtype != torch.float64:
-        assert_same_results(run(batch, spec, dtype, groups), more, order)
 
 
 def test_statistics_merge_over_micro_batches_of_whole_groups():

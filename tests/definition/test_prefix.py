@@ -1,6 +1,6 @@
 """Weights and criteria of prefixes to the bit against what sequences aggregate.
 
-test_random_calls.py holds them against loops; test_properties.py draws them too: order, chunks, layouts, garbage.
+test_random_calls.py holds them against loops; test_invariance.py draws them too: order, parts, layouts, garbage.
 """
 
 from __future__ import annotations

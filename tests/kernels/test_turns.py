@@ -32,13 +32,10 @@ from oracles import correction as oracle
 from oracles import metrics as oracle_metrics
 from rollout_corr.backends import operators
 from rollout_corr.backends import turns as reading
-from rollout_corr.specs.choices import STATS
 
 pytestmark = INTERPRETED
 
 SHAPES = (NARROW, MIDDLE, WIDE)
-# Ages come to the kernels as external statistics do, and have metrics of their own.
-OF_LOG_PROBS = tuple(stat for stat in STATS if stat != "age")
 
 
 # Offsets of turns on the CPU go to the kernels as those on a device do: as they are.
@@ -62,7 +59,7 @@ def assert_like(out, reference, case=""):
 def test_random_specs_in_every_layout(layout, device):
     """Weights, masks, verdicts and metrics, with criteria over tokens, turns and sequences of which all drop."""
     seed = LAYOUTS.index(layout) % 3
-    batch, turns, spec = turns_alone(1000 + 10 * LAYOUTS.index(layout) + seed, OF_LOG_PROBS)
+    batch, turns, spec = turns_alone(1000 + 10 * LAYOUTS.index(layout) + seed, versions=False)
     laid = lay_out(batch, layout, torch.float64 if seed == 2 else torch.float32)
     offsets = offsets_of(laid, turns)
     out, case = by_kernels(laid, spec, device, SHAPES[seed], seed, turns=offsets), f"{layout} {seed} {spec!r}"
