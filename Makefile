@@ -3,7 +3,7 @@
 #   make demo         run the demonstration
 #   make example      run the training of docs/trust.md: some minutes; results and picture in build/mismatch_rl.
 #                     ARGS="--out docs/mismatch_rl" publishes them
-#   make quick        the definition, and one case for each test of the kernels: under a minute
+#   make quick        the definition, and some calls of the kernels: under a minute
 #   make test         every test that needs nothing but a CPU, on all cores
 #   make test-all     the slow ones too
 #   make test-gpu     the tests that need a GPU; ARGS=--without-gpu runs them on a CPU, kernels in an interpreter of PTX
@@ -23,7 +23,8 @@
 #   make attack       try to make it lie, hang or crash: half an hour, by area and seed (tests/attack)
 #   make faults       plant one fault after the other in a copy, and tell which no test notices: half an hour;
 #                     ARGS="kernels/gather.py --jobs 2" takes the rows of tests/faults/table.py that contain a text
-#   make ptx          the kernels as compiled code, every variant, without a GPU; CONSTRAINTS says for which Triton
+#   make ptx          the kernels as compiled code, every variant, without a GPU; CONSTRAINTS says for which Triton.
+#                     make test runs one of each kind
 #   make kernels      compile some of the kernels for five GPUs, without one, and report registers and spills
 #   make lint         ruff, ruff format, mypy
 #   make format       let ruff rewrite what it can
@@ -58,7 +59,7 @@ PIP = python -m pip install --disable-pip-version-check --quiet --no-compile
 SOURCES = setup.py pyproject.toml $(CONSTRAINTS)
 # A worker that has run out of tests takes some of another's, so that a long file does not end on one core.
 PARALLEL = --numprocesses $(WORKERS) --dist worksteal
-QUICK = tests/specs tests/definition tests/kernels/test_correct.py tests/kernels/test_policy_loss.py tests/package/test_layers.py
+QUICK = tests/specs tests/definition tests/kernels/test_random_calls.py tests/package/test_layers.py
 
 # verl asks for a dozen packages that its correction never imports, and for older versions of others. So the peers
 # come without their requirements, and what they really import is named. constraints.txt has the versions.
