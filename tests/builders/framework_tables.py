@@ -125,7 +125,7 @@ def _framework(preset: Preset) -> str:
 def _folded(framework: str, about: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     """A heading, and below it a table that opens at a click; its summary has the number of rows."""
     # HTML: nothing renders the backticks of a name there.
-    said = f"{len(rows)} row{'s' * (len(rows) != 1)}" + (f": {about}" if about else "").replace("`", "")
+    said = f"{len(rows)} row{'s' * (len(rows) != 1)}" + (f", {about}" if about else "").replace("`", "")
     summary = f"<details markdown><summary>{said}</summary>"
     return ["", f"#### {framework}", "", summary, "", *_header(*head), *(_row(*row) for row in rows), "", "</details>"]
 

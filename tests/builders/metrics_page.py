@@ -121,7 +121,7 @@ PERCENTILE = re.compile(r"(.*_p)([\d.]+)")
 
 def lines_of(found: list[Metric]) -> list[str]:
     """A table; the percentiles of a quantity are one row."""
-    lines = ["| key | meaning | formula | healthy |", "|---|---|---|---|"]
+    lines = ["| key | meaning | healthy | formula |", "|---|---|---|---|"]
     shown = [row for row in found if not NOTED.match(row.key)]
     for name, same in groupby(shown, lambda row: PERCENTILE.sub(r"\1", row.key)):
         row, *others = same
@@ -133,7 +133,7 @@ def lines_of(found: list[Metric]) -> list[str]:
             key = f"`{name}Q`, Q of {', '.join(percents)}"
             words = words.replace(f"percentile {percents[0]}", "percentile Q")
             formula = formula.replace(f", {percents[0]})", ", Q)")
-        cells = (key, words, formula, row.healthy)
+        cells = (key, words, row.healthy, formula)
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return lines
 

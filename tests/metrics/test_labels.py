@@ -138,7 +138,7 @@ def test_labels_change_nothing_else_and_outside_is_counted():
 def test_labels_have_no_metrics_of_other_frameworks():
     spec = rc.spec("verl.decoupled_token_is")
     out = labeled(lay_out(sequences_of(2), "packed"), spec)
-    with pytest.raises(ValueError, match="by: expected None with names='verl', got 'environment': labels have nat"):
+    with pytest.raises(ValueError, match="by: expected None with names='verl', got 'environment': only nat"):
         out.metrics(names="verl", by="environment")
     assert out.metrics(names="verl") and out.metrics(by="environment")
 

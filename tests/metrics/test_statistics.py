@@ -48,7 +48,7 @@ def test_unequal_statistics_do_not_merge(other, words):
 def test_statistics_reduced_over_ranks_of_other_specs_give_no_metrics():
     digest = schema.digest(SPEC)
     good, bad = (replace(some(), ranks=as_float64(most, -digest)) for most in (digest, digest + 1.0))
-    words = r"statistics: expected equal Specs .* than this rank's Spec\(weight=Weight\.token\(upper=2.0\)\)"
+    words = r"statistics: expected equal Specs .* from this rank's Spec\(weight=Weight\.token\(upper=2.0\)\)"
     for broken in (bad, bad.to("cpu"), some() + bad, bad + some(), good + bad):
         for read in (broken.metrics, broken.warnings):
             with pytest.raises(ValueError, match=words):
