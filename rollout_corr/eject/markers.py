@@ -11,7 +11,7 @@ from __future__ import annotations
 import ast
 import math
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import pairwise
 from typing import Any
@@ -145,8 +145,9 @@ class _File:
                 units |= {x: f"{name}({x.arg})" for x in definition.args.args if x.arg in self._capitals}
             elif name not in OWNERS:
                 offered |= {f"{name}.{member}" for member in _members(definition)}
-        reads = _Reads(units, self._capitals.keys(), self._gone)
+        reads = _Reads(units, self._gone)
         reads.visit(self.tree)
+        # What a file offers is what nothing in it reads to begin with.
         read = {name for name in offered if (last := name.rpartition(".")[2]) not in reads.names and last[0] != "_"}
         while more := {name for parts, name in reads.of_parts if parts <= read} - read:
             read |= more
@@ -185,10 +186,10 @@ class _Reads(ast.NodeVisitor):
     arguments, "read_kernel(UPPER)". What is part of several units counts where all of them are read.
     """
 
-    def __init__(self, units: dict[ast.AST, str], capitals: Collection[str], silent: set[int]) -> None:
+    def __init__(self, units: dict[ast.AST, str], gone: set[int]) -> None:
         self.names: set[str] = set()  # all that occur; names of attributes among them
-        self.of_parts: list[tuple[frozenset[str], str]] = []  # units, and what stands in them and reads on a line left
-        self._units, self._capitals, self._silent = units, capitals, silent
+        self.of_parts: list[tuple[frozenset[str], str]] = []  # on lines that are left: units, and what is read in them
+        self._units, self._gone = units, gone
         self._members = {name for name in units.values() if "." in name}
         self._parameters = {name for name in units.values() if name.endswith(")")}
         self._inside: frozenset[str] = frozenset()
@@ -201,10 +202,7 @@ class _Reads(ast.NodeVisitor):
         self._inside = outside
 
     def visit_Name(self, node: ast.Name) -> None:
-        units = [node.id]
-        if node.id in self._capitals:
-            units += [f"Settings.{node.id.lower()}", *(f"{unit}({node.id})" for unit in self._inside)]
-        self._read(node.id, node.lineno, units)
+        self._read(node.id, node.lineno, [node.id, *(f"{unit}({node.id})" for unit in self._inside)])
 
     def visit_Attribute(self, node: ast.Attribute) -> None:
         owner = node.value.id if isinstance(node.value, ast.Name) else ""
@@ -221,7 +219,7 @@ class _Reads(ast.NodeVisitor):
 
     def _read(self, name: str, line: int, units: list[str]) -> None:
         self.names.add(name)
-        if line not in self._silent:
+        if line not in self._gone:
             self.of_parts += [(self._inside, unit) for unit in units]
 
 

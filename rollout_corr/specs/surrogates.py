@@ -2,7 +2,7 @@
 
 Notation as in surrogate.py: x the log-ratio new_logp - base, r = e^x, A the advantage, sg() a constant of the gradient.
 
-To add one, write a class with its `traits` and formulas, list it in SURROGATES and in `rollout_corr/__init__.py`, and
+To add one, write a class with its `traits` and formulas, list it in SURROGATES and in `rollout_corr/__init__.pyi`, and
 give it a branch in kernels/policy_loss/formulas.py and a formula in tests/oracles/loss.py. Nothing else names it.
 Surrogates that see the whole batch first are in batch_losses.py.
 """
@@ -25,7 +25,7 @@ Through = Literal["sequence", "token"]
 Between = Literal["average", "geometric_average"]
 Gate = Literal["differentiable", "stopped"]
 Divergence = Literal["tv", "kl"]
-Squared = Literal["token", "sequence"]
+Extent = Literal["token", "sequence"]
 Mask = Literal["one_side", "two_side", "ring"]
 Factor = Literal["one", "ratio"]
 
@@ -412,10 +412,10 @@ class DRO(Surrogate):
     """
 
     beta: float = 0.1
-    level: Squared = "token"
+    level: Extent = "token"
 
     traits: ClassVar[Traits] = Traits(aggregate="total", weights_in_bypass="multiply")
-    choices: ClassVar[Choices] = {"level": get_args(Squared)}
+    choices: ClassVar[Choices] = {"level": get_args(Extent)}
     above_0: ClassVar[tuple[str, ...]] = ("beta",)
 
     def log_ratio(self, tokens: LossTokens) -> Tensor:
@@ -513,10 +513,14 @@ class REC(Surrogate):
     far_low: float = 0.6
     far_high: float = 2.0
     weight: Factor = "one"
-    level: Squared = "token"
+    level: Extent = "token"
 
     traits: ClassVar[Traits] = Traits(formula="mask")
-    choices: ClassVar[Choices] = {"mask": get_args(Mask), "weight": get_args(Factor), "level": get_args(Squared)}
+    choices: ClassVar[Choices] = {
+        "mask": get_args(Mask),
+        "weight": get_args(Factor),
+        "level": get_args(Extent),
+    }
     ranges: ClassVar[Ranges] = {"low": SHARE, "far_low": SHARE, "high": ANY_SIZE, "far_high": ANY_SIZE}
 
     @property
