@@ -21,7 +21,7 @@ from ...specs.checked import expression
 from ...specs.correction import Criterion, Spec, Weight
 from . import lookup
 from .preset import Mark
-from .settings import same_kind
+from .settings import heard, same_kind
 
 # A bound that is written as its exponential is rounded there.
 RELATIVE, ABSOLUTE = 1e-12, 1e-15
@@ -47,7 +47,7 @@ def written(spec: Spec, framework: str, options: dict[str, Any]) -> dict[str, An
     for nearest in _configurations(spec, framework, options):
         for config in nearest:
             try:
-                found = differences(spec, module.read(module.settings(config), **options))
+                found = differences(spec, _read(framework, config, options))
             except (TypeError, ValueError):
                 # It refuses settings that nobody wrote by hand: a message about them would say nothing of the Spec.
                 continue
@@ -62,6 +62,14 @@ def written(spec: Spec, framework: str, options: dict[str, Any]) -> dict[str, An
 
 
 # --- the settings that mean a Spec ---
+
+
+def _read(framework: str, config: Mapping[str, Any], options: dict[str, Any]) -> Spec:
+    """Read settings that nobody wrote by hand, and so without a notice about them."""
+    module = lookup.part(framework)
+    with heard():
+        read: Spec = module.read(module.settings(config), **options)
+    return read
 
 
 def _configurations(spec: Spec, framework: str, options: dict[str, Any]) -> Iterator[Iterable[dict[str, Any]]]:
@@ -157,7 +165,7 @@ def _templates(framework: str) -> tuple[Template, ...]:
         config = {name: value for settings in chosen for name, value in settings.items()}
         trials = [mark.trial + number / 256.0 for number, mark in enumerate(_marks(config))]
         try:
-            spec: Spec = module.read(module.settings(_filled(config, iter(trials))))
+            spec = _read(framework, _filled(config, iter(trials)), {})
         except ValueError:
             continue
         bounds = _bounds(spec, spec)
