@@ -76,12 +76,12 @@ def test_every_combination_constructs_with_a_label_of_its_own():
         for stat, when, drop, of, unit in itertools.product(STATS, WHEN, DROP, POLICIES, UNITS)
         if drop != "rest" or unit["over"] == "prefix"
     ]
-    assert len({one.label for one in made}) == len(made) == len(STATS) * 4 * 3 * (3 * 13 + 4)
-    for one in made:
-        whole = {"unit": one.over == "sequence", "sequence": True}.get(one.drop, False)
-        thins = one.over in ("turn", "sequence") and one.drop == "token"
-        assert one.drops_sequences is whole and one.thins is thins, one
-        assert "/" not in one.label
+    assert len({each.label for each in made}) == len(made) == len(STATS) * 4 * 3 * (3 * 13 + 4)
+    for each in made:
+        whole = {"unit": each.over == "sequence", "sequence": True}.get(each.drop, False)
+        thins = each.over in ("turn", "sequence") and each.drop == "token"
+        assert each.drops_sequences is whole and each.thins is thins, each
+        assert "/" not in each.label
     assert criterion(over="sequence", reduce="min").label == "sequence_min_ratio"
     assert criterion(stat="external", name="entropy").label == "token_external_entropy"
     assert criterion(stat="external", name="score").label == "token_score"
@@ -112,8 +112,8 @@ def test_pickle_gives_an_equal_value(protocol):
 
 
 def test_criteria_and_report_become_tuples_in_one_order():
-    one = criterion()
-    assert Spec(criteria=[one]).criteria == Spec(criteria=(item for item in [one])).criteria == (one,)
+    test = criterion()
+    assert Spec(criteria=[test]).criteria == Spec(criteria=(item for item in [test])).criteria == (test,)
     assert Spec(report=["skyrl", "verl"]).report == ("native", "verl", "skyrl")
     assert Spec(report=[]) == Spec(report=("native",)) == Spec()
     assert Spec(report=REPORTS).report == REPORTS
@@ -223,8 +223,8 @@ def test_explain_tells_any_two_specs_apart():
     changes += [{"weight": made(over, upper=2)} for made, over in stretches]
     bounds = [{"upper": 3}, {"lower": 0.5, "upper": 2}, {"upper": 2, "outside": "zero"}, {"upper": 2, "token_clamp": 5}]
     changes += [{"weight": Weight.token(**x)} for x in (*bounds, {"upper": 2, "normalize": "batch"})]
-    one = [{"stat": stat} for stat in STATS] + [{"when": when} for when in WHEN[1:]] + [{"drop": "sequence"}]
-    changes += [{"criteria": (criterion(**x, label="one"),)} for x in one]
+    fields = [{"stat": stat} for stat in STATS] + [{"when": when} for when in WHEN[1:]] + [{"drop": "sequence"}]
+    changes += [{"criteria": (criterion(**x, label="one"),)} for x in fields]
     changes += [{"weight": Weight("prefix", upper=2, reduce=reduce)} for reduce in PREFIX_REDUCTIONS]
     changes += [{"weight": Weight("prefix", upper=2, growth="sqrt")}]
     changes += [{"criteria": (criterion(over="prefix", reduce="sum", growth="sqrt", label="one"),)}]

@@ -64,6 +64,6 @@ def numbers_of(kind: type) -> list[str]:
 def test_numbers_of_every_type_become_floats(kind: type) -> None:
     needed = {rc.KL: {"weight": "ratio"}, rc.Mean: {"of": "sequence_sum"}}.get(kind, {})
     ones = 1, Fraction(1), np.float32(1), np.float16(1), np.int64(1), np.uint8(1), np.longdouble(1)
-    for name, one in itertools.product(numbers_of(kind), ones):
-        value = getattr(kind(**{**LEAST[kind], **needed, name: one}), name)
-        assert type(value) is float and value == 1.0, (name, one)
+    for name, number in itertools.product(numbers_of(kind), ones):
+        value = getattr(kind(**{**LEAST[kind], **needed, name: number}), name)
+        assert type(value) is float and value == 1.0, (name, number)

@@ -34,9 +34,9 @@ def strings(path: Path) -> set[str]:
 def test_nothing_else_names_a_statistic():
     core = {name: path for name, path in paths().items() if name.startswith(CORE)}
     assert len(core) > 40
-    found = {name: strings(path) for name, path in core.items()}
-    assert {name for name, some in found.items() if some} == MAY_NAME_ONE
-    assert found["rollout_corr/specs/statistics.py"] == OWN
+    named = {name: strings(path) for name, path in core.items()}
+    assert {name for name, some in named.items() if some} == MAY_NAME_ONE
+    assert named["rollout_corr/specs/statistics.py"] == OWN
 
 
 def test_a_row_is_all_that_the_definition_needs(monkeypatch):

@@ -29,23 +29,23 @@ MAY_NAME_ONE = (
 
 def named(path):
     """Names and strings of a module that are a surrogate's."""
-    found = set()
+    words = set()
     for node in nodes(path):
         if isinstance(node, ast.Name):
-            found.add(node.id)
+            words.add(node.id)
         elif isinstance(node, ast.alias):
-            found.add(node.name.rpartition(".")[2])
+            words.add(node.name.rpartition(".")[2])
         elif isinstance(node, ast.Attribute):
-            found.add(node.attr)
+            words.add(node.attr)
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            found.add(node.value)
-    return found & NAMES
+            words.add(node.value)
+    return words & NAMES
 
 
 def test_nothing_else_names_a_surrogate():
     assert len(paths()) > 100
-    found = {name: named(path) for name, path in paths().items() if not name.startswith(MAY_NAME_ONE)}
-    assert not {name: some for name, some in found.items() if some}
+    by_file = {name: named(path) for name, path in paths().items() if not name.startswith(MAY_NAME_ONE)}
+    assert not {name: some for name, some in by_file.items() if some}
     assert {kind.__name__ for kind in WITH_KERNELS} <= named(paths()["rollout_corr/specs/surrogates.py"])
 
 
