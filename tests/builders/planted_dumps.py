@@ -75,10 +75,14 @@ class Model:
             **more,
         }
 
+    def sampled(self, train: Tensor, rollout: Tensor | None = None, **more: Tensor) -> dict[str, Tensor]:
+        """Make a dump of tokens that the engine sampled, or a policy of these log-probs, and logits of the trainer."""
+        rollout = self.engine.log_softmax(1) if rollout is None else rollout
+        return self.columns(self.sample(rollout), train.log_softmax(1), rollout, **more)
+
     def healthy(self, **more: Tensor) -> dict[str, Tensor]:
         """Make a dump with the engine's noise and no bug."""
-        rollout = self.engine.log_softmax(1)
-        return self.columns(self.sample(rollout), self.logits.log_softmax(1), rollout, **more)
+        return self.sampled(self.logits, **more)
 
 
 def at(logp: Tensor, sampled: Tensor) -> Tensor:
@@ -125,26 +129,22 @@ def raw(seed: int, sampled_at: float = 1.0, top_p: float = 1.0) -> dict[str, Ten
 def updated(seed: int, step: float, **model_arguments: Any) -> dict[str, Tensor]:
     """Put the trainer some updates ahead."""
     model = Model(seed, **model_arguments)
-    rollout = model.engine.log_softmax(1)
-    ahead = model.logits + step * model.normal(model.count, VOCABULARY)
-    return model.columns(model.sample(rollout), ahead.log_softmax(1), rollout)
+    return model.sampled(model.logits + step * model.normal(model.count, VOCABULARY))
 
 
 def flattened(seed: int, noise: float, scale: float) -> dict[str, Tensor]:
     """Perturb a trained model, which makes it less sure: an adapter on one side, attention across samples."""
     model = Model(seed)
     other = scale * model.logits + noise * model.normal(model.count, VOCABULARY) * model.logits.std(1, keepdim=True) / 3
-    rollout = model.engine.log_softmax(1)
-    return model.columns(model.sample(rollout), other.log_softmax(1), rollout)
+    return model.sampled(other)
 
 
 def sharpened(seed: int, factor: float) -> dict[str, Tensor]:
     """Make the trainer surer of the likeliest token in some contexts, as training does."""
     model = Model(seed)
-    rollout = model.engine.log_softmax(1)
     some = (model.uniform(model.count) < 0.3).float()[:, None]
-    ahead = model.logits + factor * some * torch.nn.functional.one_hot(model.logits.argmax(1), VOCABULARY)
-    return model.columns(model.sample(rollout), ahead.log_softmax(1), rollout)
+    likeliest = torch.nn.functional.one_hot(model.logits.argmax(1), VOCABULARY)
+    return model.sampled(model.logits + factor * some * likeliest)
 
 
 def rare_tokens_biased(seed: int, bias: float) -> dict[str, Tensor]:
@@ -152,21 +152,17 @@ def rare_tokens_biased(seed: int, bias: float) -> dict[str, Tensor]:
     model = Model(seed)
     logp = model.engine.log_softmax(1)
     rollout = (logp + bias * (1.0 - logp.exp()) * model.normal(model.count, VOCABULARY).abs()).log_softmax(1)
-    return model.columns(model.sample(rollout), model.logits.log_softmax(1), rollout)
+    return model.sampled(model.logits, rollout)
 
 
 def other_weights(seed: int, **model_arguments: Any) -> dict[str, Tensor]:
     model = Model(seed, **model_arguments)
-    rollout = model.engine.log_softmax(1)
-    other = model.logits[torch.randperm(model.count, generator=model.generator)]
-    return model.columns(model.sample(rollout), other.log_softmax(1), rollout)
+    return model.sampled(model.logits[torch.randperm(model.count, generator=model.generator)])
 
 
 def untrained_head(seed: int) -> dict[str, Tensor]:
     model = Model(seed)
-    rollout = model.engine.log_softmax(1)
-    flat = 0.05 * model.normal(model.count, VOCABULARY)
-    return model.columns(model.sample(rollout), flat.log_softmax(1), rollout)
+    return model.sampled(0.05 * model.normal(model.count, VOCABULARY))
 
 
 def coarse(seed: int) -> dict[str, Tensor]:

@@ -17,8 +17,7 @@ def mixed(
     """Sample with a temperature and a top-p, and put the trainer some updates ahead and at a temperature of its own."""
     model = Model(seed)
     rollout = truncated(model.engine / engine, top_p=top_p)
-    ahead = model.logits + step * model.normal(model.count, VOCABULARY)
-    return model.columns(model.sample(rollout), (ahead / trainer).log_softmax(1), rollout)
+    return model.sampled((model.logits + step * model.normal(model.count, VOCABULARY)) / trainer, rollout)
 
 
 def old_and_sharp(seed: int, engine: float) -> dict[str, Tensor]:
@@ -28,7 +27,7 @@ def old_and_sharp(seed: int, engine: float) -> dict[str, Tensor]:
     rollout = (model.engine / engine).log_softmax(1)
     noise = (0.02 + 0.4 * (3 - version)).float()
     train = model.logits + noise[:, None] * model.normal(model.count, VOCABULARY)
-    return model.columns(model.sample(rollout), train.log_softmax(1), rollout, versions=100 + version)
+    return model.sampled(train, rollout, versions=100 + version)
 
 
 def every_other(seed: int, noise: float, **model_arguments: int) -> dict[str, Tensor]:

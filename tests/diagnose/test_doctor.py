@@ -133,12 +133,6 @@ def plain(**changes):
     return columns | {name: made(columns[name]) if callable(made) else made for name, made in changes.items()}
 
 
-def of_model(model, logits, rollout=None, **more):
-    """Sample from an engine, and let the trainer have these logits."""
-    rollout = model.engine.log_softmax(1) if rollout is None else rollout
-    return model.columns(model.sample(rollout), logits.log_softmax(1), rollout, **more)
-
-
 def three_bugs():
     columns = plain(rollout_logp=lambda x: x.roll(1).bfloat16().float())
     columns["train_logp"][::50] = torch.nan
@@ -169,7 +163,7 @@ def impossible(side):
 def later_ids():
     """Ids of the vocabulary's second half gathered 16 rows later: ratios average below 1, and few D are positive."""
     model, half = Model(0), VOCABULARY // 2
-    columns = of_model(model, model.logits)
+    columns = model.sampled(model.logits)
     ids = columns["token_ids"]
     later = torch.where(ids < half, ids, half + (ids + 16) % half)
     return columns | {"train_logp": at(model.logits.log_softmax(1), later)}
@@ -178,18 +172,18 @@ def later_ids():
 def flat_trainer():
     """A norm whose epsilon is too large: the trainer is even over the vocabulary, and the engine is sure."""
     model = Model(0, sure=3.0)
-    return of_model(model, 0.002 * model.logits)
+    return model.sampled(0.002 * model.logits)
 
 
 def nearly_even():
     """Log-probs hardly vary on either side, so a constant explains top-k as well as a factor."""
     model = Model(0, sure=-4.0)
-    return of_model(model, model.logits, dumps.truncated(model.engine, top_k=20))
+    return model.sampled(model.logits, dumps.truncated(model.engine, top_k=20))
 
 
 def noisy_temperature(apart, scale=1.0 / 0.75, **model_arguments):
     model = Model(0, **model_arguments)
-    return of_model(model, scale * model.logits + apart * model.normal(model.count, VOCABULARY))
+    return model.sampled(scale * model.logits + apart * model.normal(model.count, VOCABULARY))
 
 
 def repeated_are_lifted(by):
@@ -220,7 +214,7 @@ def conversation(where, noise=2.0):
     cut = (model.lengths * (0.2 + 0.6 * model.uniform(80))).long()[model.owner]
     turn = model.position >= cut
     other = model.logits + noise * where(model, turn)[:, None] * model.normal(model.count, VOCABULARY)
-    return of_model(model, other, mask=~turn | (model.position >= cut + 8))
+    return model.sampled(other, mask=~turn | (model.position >= cut + 8))
 
 
 def growing_turns():
@@ -228,7 +222,7 @@ def growing_turns():
     model = Model(0, sequences=60, median=200)
     mask = (model.position < 12) | (model.position >= 200)
     growing = (model.position >= 200) * (1.0 + (model.position - 200.0).clamp(min=0.0) / 100.0)
-    return of_model(model, model.logits + growing[:, None] * model.normal(model.count, VOCABULARY), mask=mask)
+    return model.sampled(model.logits + growing[:, None] * model.normal(model.count, VOCABULARY), mask=mask)
 
 
 def shifted_turns():
@@ -242,13 +236,13 @@ def shifted_turns():
 def every_eighth_at(temperature):
     model = Model(0, sequences=80)
     some = (model.owner % 8 == 3)[:, None]
-    return of_model(model, model.logits, torch.where(some, model.engine / temperature, model.engine).log_softmax(1))
+    return model.sampled(model.logits, torch.where(some, model.engine / temperature, model.engine).log_softmax(1))
 
 
 def sure_and_cool():
     """In a tenth of the sequences one side is a multiple of the other, by factors of 0.8 to 1.5."""
     model = Model(sequences=120, median=20, sure=2.8)
-    return of_model(model, model.logits / 0.7)
+    return model.sampled(model.logits / 0.7)
 
 
 def one_unsure_token():
@@ -498,7 +492,7 @@ def temperatures(seeds, engines=(0.5, 0.6, 0.7, 0.8, 0.9, 1.2, 1.3)):
     """The interval of the temperature in dumps of three sharpnesses, of engines in bfloat16 and in int8."""
     for sure, noise, engine, seed in itertools.product((0.6, 1.3, 2.2), (0.03, 0.1), engines, seeds):
         model = Model(seed, noise=noise, sure=sure)
-        found = measured(of_model(model, model.logits, (model.engine / engine).log_softmax(1)))
+        found = measured(model.sampled(model.logits, (model.engine / engine).log_softmax(1)))
         yield engine, found.evidence.sharpness.found()
 
 

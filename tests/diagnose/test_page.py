@@ -17,7 +17,7 @@ from builders.parsed_page import Page
 from rollout_corr.cli.main import main
 from rollout_corr.diagnose.measure.profiles import Row
 from rollout_corr.diagnose.show import charts
-from rollout_corr.diagnose.show.content import TILES, tiles
+from rollout_corr.diagnose.show.page import TILES
 from rollout_corr.diagnose.show.svg import BOTTOM, LEFT, RIGHT, TOP, Axis, Chart, spanning
 from rollout_corr.metrics.histogram import histogram
 
@@ -168,16 +168,14 @@ def test_a_healthy_page_shows_the_pictures_that_can_be_checked(folder):
 @pytest.mark.parametrize("name", ["truncated", "steps", "spiked", "turns", "broken"])
 def test_no_number_is_green_next_to_a_finding(name, folder):
     """A number that lies in its healthy range has not seen it, and its range does not come from what is broken."""
-    found = rc.doctor(folder / f"{name}.pt")
-    assert not found.healthy
-    seen = {tile.key: tile for tile in tiles(found)}
-    assert "healthy" not in {tile.state for tile in seen.values()}
-    if name != "broken":
-        low, high = map(float, seen["ratio_mean"].healthy.split(" to "))
-        assert 0.9 < low < 1.0 < high < 1.1
+    assert not rc.doctor(folder / f"{name}.pt").healthy
     page = checked(report(folder / f"{name}.pt"))
-    blind = sum(tile.state == "blind" for tile in seen.values())
-    assert page.said("span").count("cannot see this") == blind and (blind or name == "broken")
+    states = [tile["class"].split()[1] for tile in of_class(page, "tile")]
+    assert "healthy" not in states and page.said("span").count("cannot see this") == states.count("blind")
+    assert ("blind" in states) == (name != "broken")
+    if name != "broken":
+        (room,) = (re.fullmatch(r"healthy: (0.*) to (1.*)", said) for said in page.said("span") if " to 1." in said)
+        assert 0.9 < float(room[1]) < 1.0 < float(room[2]) < 1.1
 
 
 def test_every_place_says_series_x_y_and_count(folder):

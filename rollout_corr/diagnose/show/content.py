@@ -13,10 +13,10 @@ import torch
 
 from ..._version import __version__
 from ...frameworks.shared.nearest import lines_of
-from ...metrics.limits import BY_KEY, State, largest_state, ratio_room, ratio_state
+from ...metrics.limits import BY_KEY, HEALTHY_K3, ratio_room
 from ...metrics.native import weight_of_sequence
 from ..doctor.cause import counted
-from ..doctor.diagnosis import Diagnosed, is_healthy
+from ..doctor.diagnosis import Diagnosed
 from ..measure.measurement import UPPER, WEIGHTED, Measurement
 from ..measure.profiles import Row
 from ..measure.worst_tokens import WorstToken
@@ -137,15 +137,19 @@ def metrics_table(dumps: Named, keys: Iterable[str]) -> Table:
         if all(key in each for each in metrics):
             values = [each[key] for each in metrics]
             change = [values[1] - values[0]] if len(values) > 1 else []
-            rows.append((key, *map(number, (*values, *change)), _healthy(key, metrics)))
+            rows.append((key, *map(number, (*values, *change)), healthy_range(key, metrics)))
     heads = (*(name for name, _ in dumps), "change") if len(dumps) > 1 else ("value",)
     return Table(("metric", *heads, "healthy"), rows)
 
 
-def _healthy(key: str, metrics: Sequence[Mapping[str, float]]) -> str:
+def healthy_range(key: str, metrics: Sequence[Mapping[str, float]]) -> str:
     """Return the healthy range of a metric; empty if none is known."""
     if key == "ratio_mean":
-        room = max(map(ratio_room_of, metrics))
+        # The spread counts as far as a healthy one goes.
+        spread = math.sqrt(2.0 * HEALTHY_K3)
+        room = max(
+            ratio_room(min(each["ratio_std"], spread), each["tokens"] - each["tokens_nonfinite"]) for each in metrics
+        )
         return f"{1.0 - room:.4g} to {1.0 + room:.4g}"
     # The metrics of each kind of weights have its name before theirs.
     limit = BY_KEY.get(key.rpartition("/")[2])
@@ -189,80 +193,6 @@ def unused_of(source: Source) -> str:
 def problems_title(source: Source) -> str:
     """Say how many problems there were."""
     return f"{counted(source.problems.count, 'problem')} while reading; everything else was read"
-
-
-# --- the five numbers that a report begins with, each with its healthy range
-
-# Metrics with a limit, and what a reader calls them. The mean ratio has its place among them.
-TILES = {
-    "kl_rollout_train_k3": "KL of a token (k3), nats",
-    "logratio_abs_mean": "mean |D|, nats",
-    "logratio_abs_max": "largest |D|, nats",
-    "ratio_mean": "mean ratio exp(D)",
-    "token/weight_ess": f"effective sample, token weights <= {UPPER:g}",
-}
-# No number is green next to a finding: what lies in its healthy range there has not seen it.
-TileState = Literal[State, "blind", "none"]
-WORDS: dict[TileState, str] = {
-    "healthy": "healthy",
-    "watch": "watch",
-    "alarm": "alarm",
-    "blind": "cannot see this",
-    "none": "not measured",
-}
-
-
-class Tile(NamedTuple):
-    """A number with its healthy range.
-
-    Attributes:
-        key: The metric.
-        name: Its name in words.
-        value: The number.
-        healthy: Its healthy range.
-        state: Where it lies.
-    """
-
-    key: str
-    name: str
-    value: float
-    healthy: str
-    state: TileState
-
-    @property
-    def shown(self) -> str:
-        """The number, formatted."""
-        if self.state == "none":
-            return "-"
-        return f"{self.value:.3f}" if self.key == "ratio_mean" and self.value < 100.0 else f"{self.value:.3g}"
-
-
-def ratio_room_of(metrics: Mapping[str, float]) -> float:
-    """Return how far the mean ratio of a dump may lie from 1: its spread counts as far as a healthy one goes."""
-    healthy = math.sqrt(2.0 * BY_KEY["kl_rollout_train_k3"].watch)
-    return ratio_room(min(metrics["ratio_std"], healthy), metrics["tokens"] - metrics["tokens_nonfinite"])
-
-
-def tiles(diagnosis: Diagnosed) -> list[Tile]:
-    """Return the five numbers."""
-    metrics = diagnosis.measured.metrics()
-    measured = metrics["tokens"] - metrics["tokens_nonfinite"]
-    found = []
-    for key, name in TILES.items():
-        value = metrics[key]
-        state: TileState
-        if key == "ratio_mean":
-            state = ratio_state(value, metrics["ratio_std"], measured) or "blind"
-        elif key == "logratio_abs_max":
-            state = largest_state(metrics, measured)
-        else:
-            state = BY_KEY[key.rpartition("/")[2]].state(value)
-        if state == "healthy" and not is_healthy(diagnosis.findings):
-            state = "blind"
-        if measured <= 0:
-            state = "none"
-        found.append(Tile(key, name, value, _healthy(key, [metrics]), state))
-    return found
 
 
 # --- where a page comes from

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import chain
 
+from ...metrics.limits import BY_KEY, largest_state, ratio_state
 from ..doctor.cause import DISTRIBUTION, TRAIN, WORST, Finding, counted, percent
 from ..doctor.diagnosis import Diagnosed, first_views, is_healthy, views_of
-from ..measure.measurement import Measurement
+from ..measure.measurement import UPPER, Measurement
 from ..measure.worst_tokens import WorstToken
 from . import charts
 from .content import (
@@ -15,17 +16,16 @@ from .content import (
     HEALTHY,
     KEYS,
     UNSEEN,
-    WORDS,
     Named,
     Table,
     around,
     command_of,
+    healthy_range,
     made_by,
     metrics_table,
     named,
     problems_title,
     provenance,
-    tiles,
     unit_of,
     weights_table,
 )
@@ -45,6 +45,18 @@ SECTIONS = {
     "weights": "Importance weights",
     "numbers": "All numbers",
 }
+
+
+# The numbers that a page begins with: metrics with a limit, or the mean ratio, and what a reader calls them.
+TILES = {
+    "kl_rollout_train_k3": "KL of a token (k3), nats",
+    "logratio_abs_mean": "mean |D|, nats",
+    "logratio_abs_max": "largest |D|, nats",
+    "ratio_mean": "mean ratio exp(D)",
+    "token/weight_ess": f"effective sample, token weights <= {UPPER:g}",
+}
+# Where a number lies: `State`, and two more.
+WORDS = {"healthy": "healthy", "watch": "watch", "alarm": "alarm", "blind": "cannot see this", "none": "not measured"}
 
 
 def report_page(diagnoses: Sequence[Diagnosed]) -> str:
@@ -126,24 +138,43 @@ def _table(content: Table) -> Html:
 def _tiles(diagnoses: Sequence[Diagnosed]) -> Html:
     """Return numbers with their healthy ranges, in the color of where they lie; of two dumps, before and after."""
     found = []
-    for same in zip(*map(tiles, diagnoses), strict=True):
-        *before, last = (element("b", tile.shown, class_=tile.state) for tile in same)
-        tile = same[-1]
+    for key, name in TILES.items():
+        numbers: list[Child] = []
+        for one in diagnoses:
+            value, state = _number(one, key)
+            numbers += [" \u2192 "] if numbers else []
+            numbers.append(element("b", value, class_=state))
+        lies = element("span", WORDS[state], class_="state")
+        healthy = element("span", f"healthy: {healthy_range(key, [one.measured.metrics()])}")
         found.append(
             _div(
-                f"tile {tile.state}",
-                element("span", tile.name, class_="name"),
-                element("span", [(one, " \u2192 ") for one in before], last, class_="values"),
-                element(
-                    "span",
-                    element("span", WORDS[tile.state], class_="state"),
-                    element("span", f"healthy: {tile.healthy}"),
-                    class_="range",
-                ),
-                element("code", tile.key),
+                f"tile {state}",
+                element("span", name, class_="name"),
+                element("span", numbers, class_="values"),
+                element("span", lies, healthy, class_="range"),
+                element("code", key),
             )
         )
     return _div("tiles", found)
+
+
+def _number(one: Diagnosed, key: str) -> tuple[str, str]:
+    """Return a number of a dump, and where it lies."""
+    metrics = one.measured.metrics()
+    value, measured = metrics[key], metrics["tokens"] - metrics["tokens_nonfinite"]
+    if measured <= 0:
+        return "-", "none"
+    state: str | None
+    if key == "ratio_mean":
+        state = ratio_state(value, metrics["ratio_std"], measured)
+    elif key == "logratio_abs_max":
+        state = largest_state(metrics, measured)
+    else:
+        state = BY_KEY[key.rpartition("/")[2]].state(value)
+    # No number is green next to a finding: what lies in its healthy range there has not seen it.
+    seen = state is not None and (state != "healthy" or is_healthy(one.findings))
+    shown = f"{value:.3f}" if key == "ratio_mean" and value < 100.0 else f"{value:.3g}"
+    return shown, state if seen and state else "blind"
 
 
 def _top(one: Diagnosed, pictures: dict[str, Html]) -> list[Child]:
