@@ -37,15 +37,10 @@ INTERRUPTED, CLOSED_PIPE = 130, 141
 
 
 class Command(NamedTuple):
-    """One command.
+    """One command."""
 
-    Attributes:
-        about: Its line in `rollout-corr --help`.
-        loader: `module:function` of what runs it.
-    """
-
-    about: str
-    loader: str
+    about: str  # its line in `rollout-corr --help`
+    loader: str  # `module:function` of what runs it
 
     def load(self) -> Run:
         """Import the function that runs the command."""

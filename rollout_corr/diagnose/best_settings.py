@@ -27,43 +27,27 @@ MOST_LARGER = 1024
 
 @dataclass(frozen=True)
 class BestSetting:
-    """A setting that is the best of its kind.
-
-    Attributes:
-        setting: The setting.
-        worth: The share of a sample without mismatch that gives the same error: 1 / (1 + variance + N bias^2).
-        does: The setting in words, as `Spec.explain` has them.
-        reason: Its result in words.
-        alike: Further settings with the same result on this dump.
-    """
+    """A setting that is the best of its kind."""
 
     setting: Setting
-    worth: float
-    does: str
-    reason: str
-    alike: tuple[str, ...]
+    worth: float  # the share of a sample without mismatch that gives the same error: 1 / (1 + variance + N bias^2)
+    does: str  # the setting in words, as `Spec.explain` has them
+    reason: str  # its result in words
+    alike: tuple[str, ...]  # further settings with the same result on this dump
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The verdict on a dump, before any setting is named.
+    """The verdict on a dump, before any setting is named."""
 
-    Attributes:
-        state: "broken": the doctor finds an error; "healthy": no correction is needed; "equal": no setting is better
-            than none; "better": one is.
-        title: The verdict in a line.
-        sentences: Why, and what to do.
-        best: The best setting of each kind, the best first.
-        outcomes: Every setting with its result.
-        sequences: Number of sequences of a batch, for which variance counts.
-    """
-
+    # "broken": the doctor finds an error; "healthy": no correction is needed; "equal": no setting is better than
+    # none; "better": one is.
     state: Literal["broken", "healthy", "equal", "better"]
-    title: str
-    sentences: tuple[str, ...]
-    best: list[BestSetting]
-    outcomes: list[Outcome]
-    sequences: float
+    title: str  # the verdict in a line
+    sentences: tuple[str, ...]  # why, and what to do
+    best: list[BestSetting]  # the best setting of each kind, the best first
+    outcomes: list[Outcome]  # every setting with its result
+    sequences: float  # number of sequences of a batch, for which variance counts
 
 
 def verdict_of(tried: WhatIf, sequences: float | None = None) -> Verdict:

@@ -31,30 +31,21 @@ ROUNDING, CONSTANT = 1e-10, 1e-14
 
 
 class Bias(NamedTuple):
-    """A bias and its interval of 95 %, in standard deviations of what is averaged.
+    """A bias and its interval of 95 %, in standard deviations of what is averaged."""
 
-    Attributes:
-        value: The estimate; the part of its square that chance alone would give is taken off.
-        low, high: The interval.
-    """
-
-    value: float
+    value: float  # the estimate; the part of its square that chance alone would give is taken off
+    # The interval.
     low: float
     high: float
 
 
 class TestFunctions(NamedTuple):
-    """The test functions at the tokens of a chunk.
+    """The test functions at the tokens of a chunk."""
 
-    Attributes:
-        values: [M, 1 + len(FUNCTIONS)] float64, a column of ones first, the others less a constant near their mean.
-        owner: [M] int64, the sequence of each token.
-        draws: [S, 1 + REPLICATES] float64, how often each sequence is drawn: once, then by replicate.
-    """
-
+    # [M, 1 + len(FUNCTIONS)] float64, a column of ones first, the others less a constant near their mean.
     values: Tensor
-    owner: Tensor
-    draws: Tensor
+    owner: Tensor  # [M] int64, the sequence of each token
+    draws: Tensor  # [S, 1 + REPLICATES] float64, how often each sequence is drawn: once, then by replicate
 
     def sums(self, weights: Tensor) -> Tensor:
         """Add weighted values up, for the data and every replicate: [M] -> [1 + REPLICATES, 1 + len(FUNCTIONS)]."""

@@ -38,20 +38,13 @@ KEEP, MOST_SUGGESTED = 0.99, 262_144
 
 @dataclass(frozen=True)
 class Setting:
-    """A correction that is tried.
+    """A correction that is tried."""
 
-    Attributes:
-        name: Name of the framework's spec, or a description.
-        spec: The correction.
-        family: What it shares with its neighbors in the grid; empty for a framework's spec.
-        same: Further names of an equal Spec.
-        config: The settings of the framework that was asked for; None: it was not asked for, or cannot say it.
-    """
-
-    name: str
+    name: str  # name of the framework's spec, or a description
     spec: Spec
-    family: str = ""
-    same: tuple[str, ...] = ()
+    family: str = ""  # what it shares with its neighbors in the grid; empty for a framework's spec
+    same: tuple[str, ...] = ()  # further names of an equal Spec
+    # The settings of the framework that was asked for; None: it was not asked for, or cannot say it.
     config: dict[str, Any] | None = field(default=None, hash=False)
 
     @property
@@ -68,31 +61,21 @@ class Setting:
 
 @dataclass(frozen=True)
 class SettingResult:
-    """The result of a setting on a dump. Rejected tokens have weight 0; without a weight, kept tokens have weight 1.
+    """The result of a setting on a dump. Rejected tokens have weight 0; without a weight, kept tokens have weight 1."""
 
-    Attributes:
-        tokens_kept: Fraction of the valid trained tokens.
-        sequences_kept: Fraction of the non-empty sequences with a token that trains.
-        weight_mean: Mean weight of valid tokens, rejected ones included.
-        ess: (sum w)^2 / (n sum w^2) of those weights.
-        bias: The bias that remains in a weighted mean, see `RemainingBias`, compared with the unbounded ratio: exp(D)
-            of the token, or exp(sum of D) of its sequence under a product weight.
-        bias_low: Lower end of its interval of 95 %.
-        bias_high: Upper end.
-        variance: Variance of w over its squared mean: 1 / ess - 1.
-        too_long: A product decides, and over these sequences it is chance: the mean |sum of D| is above 1 nat.
-        selected: Length, and where the dump has them reward and advantage, of what trains and of what does not.
-    """
-
-    tokens_kept: float
-    sequences_kept: float
-    weight_mean: float
-    ess: float
+    tokens_kept: float  # fraction of the valid trained tokens
+    sequences_kept: float  # fraction of the non-empty sequences with a token that trains
+    weight_mean: float  # mean weight of valid tokens, rejected ones included
+    ess: float  # (sum w)^2 / (n sum w^2) of those weights
+    # The bias that remains in a weighted mean, see `RemainingBias`, compared with the unbounded ratio: exp(D) of
+    # the token, or exp(sum of D) of its sequence under a product weight.
     bias: float
-    bias_low: float
-    bias_high: float
-    variance: float
+    bias_low: float  # lower end of its interval of 95 %
+    bias_high: float  # upper end
+    variance: float  # variance of w over its squared mean: 1 / ess - 1
+    # A product decides, and over these sequences it is chance: the mean |sum of D| is above 1 nat.
     too_long: bool = False
+    # Length, and where the dump has them reward and advantage, of what trains and of what does not.
     selected: tuple[Selected, ...] = ()
 
 

@@ -26,23 +26,14 @@ from rollout_corr.diagnose.read.tensor_files import TensorFile
 
 
 class Case(NamedTuple):
-    """A kind of dump.
-
-    Attributes:
-        name: Its description.
-        cause: The cause that the doctor has to name first; None: the dump is healthy.
-        like: A cause that it resembles without having it.
-        make: Makes the columns from a seed.
-        also: Further causes that may be named.
-        too: Further causes that the dump has, and that have to be named.
-    """
+    """A kind of dump."""
 
     name: str
-    cause: str | None
-    like: str | None
-    make: Callable[[int], dict[str, Tensor]]
-    also: tuple[str, ...] = ()
-    too: tuple[str, ...] = ()
+    cause: str | None  # has to be named first; None: the dump is healthy
+    like: str | None  # a cause that it resembles without having it
+    make: Callable[[int], dict[str, Tensor]]  # makes the columns from a seed
+    also: tuple[str, ...] = ()  # further causes that may be named
+    too: tuple[str, ...] = ()  # further causes that the dump has, and that have to be named
 
     def is_named(self, found: list[str]) -> bool:
         """Return whether these names, the gravest first, are right."""

@@ -31,25 +31,15 @@ TRAIN, WORST, DISTRIBUTION = "train", "worst", "distribution"
 
 @dataclass(frozen=True)
 class Signs:
-    """The signs of a cause in a dump.
+    """The signs of a cause in a dump."""
 
-    Attributes:
-        title: The cause in one line.
-        evidence: The numbers behind it, in sentences.
-        numbers: These numbers by name.
-        strength: How much of the dump shows it, 0 to 1.
-        severity: Replaces the severity of the cause.
-        beside: Causes that it usually hides but does not explain here, so both are reported.
-        advice: Replaces the advice of the cause.
-    """
-
-    title: str
-    evidence: tuple[str, ...]
-    numbers: dict[str, float]
-    strength: float
-    severity: Severity | None = None
-    beside: tuple[str, ...] = ()
-    advice: str | None = None
+    title: str  # the cause in one line
+    evidence: tuple[str, ...]  # the numbers behind it, in sentences
+    numbers: dict[str, float]  # these numbers by name
+    strength: float  # how much of the dump shows it, 0 to 1
+    severity: Severity | None = None  # replaces the severity of the cause
+    beside: tuple[str, ...] = ()  # causes that it usually hides but does not explain here, so both are reported
+    advice: str | None = None  # replaces the advice of the cause
 
 
 @dataclass(frozen=True)
@@ -81,25 +71,15 @@ Recognize = Callable[[Measurement, Metrics], Signs | None]
 
 @dataclass(frozen=True)
 class Cause:
-    """A cause of mismatch that the doctor knows.
+    """A cause of mismatch that the doctor knows."""
 
-    Attributes:
-        severity: How bad it is, unless its signs say otherwise.
-        looks_for: What a dump with it shows; docs/mismatch.md has the same words.
-        advice: What to do about it.
-        hides: Names of causes that are only consequences of this one, and so not reported with it.
-        views: The views of a report that show it, the best first: names of axes, and those above.
-        asked: The option that asks for it, where the numbers alone do not show it.
-        recognize: Returns its signs, or None; it has the name of the cause, which conditions use.
-    """
-
-    severity: Severity
-    looks_for: str
-    advice: str
-    hides: Sequence[str]
-    views: Sequence[str]
-    asked: str
-    recognize: Recognize
+    severity: Severity  # how bad it is, unless its signs say otherwise
+    looks_for: str  # what a dump with it shows; docs/mismatch.md has the same words
+    advice: str  # what to do about it
+    hides: Sequence[str]  # names of causes that are only consequences of this one, and so not reported with it
+    views: Sequence[str]  # the views of a report that show it, the best first: names of axes, and those above
+    asked: str  # the option that asks for it, where the numbers alone do not show it
+    recognize: Recognize  # returns its signs, or None; it has the name of the cause, which conditions use
 
     @property
     def name(self) -> str:

@@ -35,22 +35,14 @@ UNITS: tuple[Unit, ...] = get_args(Unit)
 
 
 class Sets(NamedTuple):
-    """The sets of a hypothesis over one column.
+    """The sets of a hypothesis over one column."""
 
-    Attributes:
-        of: The column's name, as a message says it.
-        parameters: What each set is made by: a residue, a first position, a value.
-        counts: The counts of each set, as of `Counts`.
-        bits: Bits that name one of them.
-        page: Page size; `parameters` are places in it.
-        lowest: Where a set begins: the smallest number that makes the same set. `parameters` are the largest ones.
-    """
-
-    of: str
-    parameters: Any
-    counts: Tensor
-    bits: float
-    page: int | None = None
+    of: str  # the column's name, as a message says it
+    parameters: Any  # what each set is made by: a residue, a first position, a value
+    counts: Tensor  # the counts of each set, as of `Counts`
+    bits: float  # bits that name one of them
+    page: int | None = None  # page size; `parameters` are places in it
+    # Where a set begins: the smallest number that makes the same set. `parameters` are the largest ones.
     lowest: list[int] | None = None
 
 
@@ -59,21 +51,13 @@ Make = Callable[[Bits], Iterator[Sets]]
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """Something that tokens which differ may have in common.
+    """Something that tokens which differ may have in common."""
 
-    Attributes:
-        kind: Its name.
-        unit: Whether its sets are of tokens or of whole sequences.
-        says: The sentence, with {of}, {at} and {page}.
-        advice: What to try.
-        make: Gives its sets.
-    """
-
-    kind: str
-    unit: Unit
-    says: str
-    advice: str
-    make: Make
+    kind: str  # its name
+    unit: Unit  # whether its sets are of tokens or of whole sequences
+    says: str  # the sentence, with {of}, {at} and {page}
+    advice: str  # what to try
+    make: Make  # gives its sets
 
 
 @dataclass(frozen=True)

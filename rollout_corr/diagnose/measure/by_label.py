@@ -22,21 +22,15 @@ TIMES, MATTERS, SURE = 2.0, 5e-3, 4.0
 
 @dataclass(frozen=True)
 class IllLabel:
-    """A label that differs far more than the others.
+    """A label that differs far more than the others."""
 
-    Attributes:
-        label: Its value.
-        sequences, tokens: How many have it, of tokens those with a finite D.
-        logratio_abs_mean: Their mean |D|, cut at 1.
-        times: Divided by that of equally likely tokens of the labels that agree.
-        rest_logratio_abs_mean, rest_k3: Mean |D| and mean k3 of the labels that agree, D cut at 1.
-    """
-
-    label: int
+    label: int  # its value
+    # How many have it, of tokens those with a finite D.
     sequences: int
     tokens: int
-    logratio_abs_mean: float
-    times: float
+    logratio_abs_mean: float  # their mean |D|, cut at 1
+    times: float  # divided by that of equally likely tokens of the labels that agree
+    # mean |D| and mean k3 of the labels that agree, D cut at 1.
     rest_logratio_abs_mean: float
     rest_k3: float
 

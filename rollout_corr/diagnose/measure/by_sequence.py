@@ -55,41 +55,26 @@ LENGTH_FITS = 0.25
 
 @dataclass(frozen=True, order=True)
 class WorstSequence:
-    """A sequence with a large sum of k3.
+    """A sequence with a large sum of k3."""
 
-    Attributes:
-        k3: Sum of k3 over its tokens, D clamped to +-20.
-        file: Path of the file.
-        record: Its number in the file, from 0.
-        step: Its step of the training; None where the dump does not say it.
-        tokens: Number of its valid tokens with a finite D.
-        logratio_abs_mean: Mean |D| of these.
-        logratio_abs_max: Their largest |D|.
-    """
-
-    k3: float
-    file: str
-    record: int
-    step: int | None
-    tokens: int
-    logratio_abs_mean: float
-    logratio_abs_max: float
+    k3: float  # sum of k3 over its tokens, D clamped to +-20
+    file: str  # path of the file
+    record: int  # its number in the file, from 0
+    step: int | None  # its step of the training; None where the dump does not say it
+    tokens: int  # number of its valid tokens with a finite D
+    logratio_abs_mean: float  # mean |D| of these
+    logratio_abs_max: float  # their largest |D|
 
 
 @dataclass
 class FarOff:
-    """Tokens beyond a |D|.
+    """Tokens beyond a |D|."""
 
-    Attributes:
-        beyond: That |D|.
-        tokens, k3: How many, and their sum of k3.
-        sequences: Those that have any.
-    """
-
-    beyond: float
+    beyond: float  # that |D|
+    # How many, and their sum of k3.
     tokens: int = 0
     k3: float = 0.0
-    sequences: int = 0
+    sequences: int = 0  # those that have any
 
     def add(self, owner: Tensor, d: Tensor, k3: Tensor) -> None:
         """Add tokens: [M] their sequences, D and k3."""
@@ -101,22 +86,15 @@ class FarOff:
 
 @dataclass(frozen=True)
 class Part:
-    """Sequences that differ far more than the others.
+    """Sequences that differ far more than the others."""
 
-    Attributes:
-        sequences: How many.
-        k3_share: Their share of the sum of k3.
-        logratio_abs_mean, rest_logratio_abs_mean: Mean min(|D|, 1) of their tokens, and of all others.
-        rest_k3: Mean k3 of all other tokens.
-        lowest_bin: The lowest bin of the mean min(|D|, 1) that they are in.
-    """
-
-    sequences: int
-    k3_share: float
+    sequences: int  # how many
+    k3_share: float  # their share of the sum of k3
+    # Mean min(|D|, 1) of their tokens, and of all others.
     logratio_abs_mean: float
     rest_logratio_abs_mean: float
-    rest_k3: float
-    lowest_bin: int
+    rest_k3: float  # mean k3 of all other tokens
+    lowest_bin: int  # the lowest bin of the mean min(|D|, 1) that they are in
 
 
 class BySequence:

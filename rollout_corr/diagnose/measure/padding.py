@@ -22,20 +22,14 @@ SHARE, FEWEST, EQUALLY, ELSEWHERE = 0.9, 8, 0.8, 1e-3
 
 
 class Beyond(NamedTuple):
-    """Zeros on both sides at one end of nearly all rows.
+    """Zeros on both sides at one end of nearly all rows."""
 
-    Attributes:
-        at: Which end of the rows.
-        length: Zeros of most of these rows.
-        rows, zeros: These rows, and their zeros there.
-        elsewhere: Zeros at all other places.
-    """
-
-    at: Literal["end", "beginning"]
-    length: int
+    at: Literal["end", "beginning"]  # which end of the rows
+    length: int  # zeros of most of these rows
+    # These rows, and their zeros there.
     rows: int
     zeros: int
-    elsewhere: int
+    elsewhere: int  # zeros at all other places
 
 
 class Padding:

@@ -33,24 +33,14 @@ MOST_SPREAD = 4
 
 @dataclass(frozen=True)
 class Row:
-    """D of the tokens in one bin of an axis; on the axis of lengths, mean D of the sequences in it.
+    """D of the tokens in one bin of an axis; on the axis of lengths, mean D of the sequences in it."""
 
-    Attributes:
-        label: Its range of values.
-        at: Its place on the axis.
-        count: Number of tokens or sequences.
-        logratio_mean: Mean D.
-        logratio_abs_mean: Mean |D|.
-        logratio_std: Population standard deviation of D.
-        logratio_abs_max: Largest |D|.
-    """
-
-    label: str
-    at: float
-    count: int
+    label: str  # its range of values
+    at: float  # its place on the axis
+    count: int  # number of tokens or sequences
     logratio_mean: float
     logratio_abs_mean: float
-    logratio_std: float
+    logratio_std: float  # population standard deviation of D
     logratio_abs_max: float
 
 

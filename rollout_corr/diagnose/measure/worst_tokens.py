@@ -13,33 +13,19 @@ WORST, KEPT, CONTEXT = 20, 100, 6
 
 @dataclass(frozen=True)
 class WorstToken:
-    """A token with a large |D|, among its neighbors.
+    """A token with a large |D|, among its neighbors."""
 
-    Attributes:
-        file: Path of the file.
-        record: Number of its sequence in the file, from 0.
-        position: Number of valid tokens of the sequence before it.
-        d: train_logp - rollout_logp.
-        train_logp: Log-prob of the trainer.
-        rollout_logp: Log-prob of the engine.
-        at: Index of the token in `context`.
-        context: D of the valid tokens around it, in order; None where it is not finite.
-        tokens: Texts or ids of the tokens in `context`, if the dump has them.
-        turn: Number of its turn, from 0.
-        version: Its weight version, if the dump has them.
-    """
-
-    file: str
-    record: int
-    position: int
-    d: float
-    train_logp: float
-    rollout_logp: float
-    at: int
-    context: tuple[float | None, ...]
-    tokens: tuple[str, ...] | None
-    turn: int
-    version: int | None
+    file: str  # path of the file
+    record: int  # number of its sequence in the file, from 0
+    position: int  # number of valid tokens of the sequence before it
+    d: float  # train_logp - rollout_logp
+    train_logp: float  # log-prob of the trainer
+    rollout_logp: float  # log-prob of the engine
+    at: int  # index of the token in `context`
+    context: tuple[float | None, ...]  # D of the valid tokens around it, in order; None where it is not finite
+    tokens: tuple[str, ...] | None  # texts or ids of the tokens in `context`, if the dump has them
+    turn: int  # number of its turn, from 0
+    version: int | None  # its weight version, if the dump has them
 
 
 class WorstTokens:

@@ -21,29 +21,19 @@ MISSING_INTEGER = -1
 
 @dataclass
 class Chunk:
-    """Whole sequences, packed, on the CPU.
+    """Whole sequences, packed, on the CPU."""
 
-    Attributes:
-        train: [N] floating, log-probs of the trainer.
-        rollout: [N] floating, log-probs of the engine.
-        mask: [N] bool, True is valid; None: all tokens are valid.
-        offsets: [S + 1] int64 from 0 to N.
-        records: [S] int64, number of each sequence in its file, from 0.
-        file: Path of the file, of the first sequence if there are several files.
-        columns: Further values of tokens, [N], by role or name: int64 with -1, or floating with NaN, where a record
-            has none.
-        texts: For each sequence the texts of its tokens, if it has any; None if no sequence has.
-        files: For each sequence the path of its file, if there are several; None: all are from `file`.
-    """
-
-    train: Tensor
-    rollout: Tensor
-    mask: Tensor | None
-    offsets: Tensor
-    records: Tensor
-    file: str
+    train: Tensor  # [N] floating, log-probs of the trainer
+    rollout: Tensor  # [N] floating, log-probs of the engine
+    mask: Tensor | None  # [N] bool, True is valid; None: all tokens are valid
+    offsets: Tensor  # [S + 1] int64 from 0 to N
+    records: Tensor  # [S] int64, number of each sequence in its file, from 0
+    file: str  # path of the file, of the first sequence if there are several files
+    # Further values of tokens, [N], by role or name: int64 with -1, or floating with NaN, where a record has none.
     columns: dict[str, Tensor] = field(default_factory=dict)
+    # For each sequence the texts of its tokens, if it has any; None if no sequence has.
     texts: list[Sequence[str] | None] | None = None
+    # For each sequence the path of its file, if there are several; None: all are from `file`.
     files: list[str] | None = None
 
     @property
@@ -156,31 +146,18 @@ def missing(like: Tensor, count: int) -> Tensor:
 
 @dataclass
 class ValidTokens:
-    """The M valid tokens of a chunk, in order.
-
-    Attributes:
-        chunk: The chunk.
-        slots: [M] int64, index of each token in the chunk.
-        owner: [M] int64, its sequence.
-        position: [M] int64, number of valid tokens of its sequence before it.
-        lengths: [S] int64, number of valid tokens of each sequence.
-        train: [M] floating, at least float32, log-probs of the trainer.
-        rollout: [M] of the same dtype, log-probs of the engine, over the whole vocabulary where a mass is known.
-        finite: [M] bool, D is finite.
-        d: [M], D = train - rollout, and 0 where that is not finite.
-        log_mass: [M], as in the chunk.
-    """
+    """The M valid tokens of a chunk, in order."""
 
     chunk: Chunk
-    slots: Tensor
-    owner: Tensor
-    position: Tensor
-    lengths: Tensor
-    train: Tensor
-    rollout: Tensor
-    finite: Tensor
-    d: Tensor
-    log_mass: Tensor | None = None
+    slots: Tensor  # [M] int64, index of each token in the chunk
+    owner: Tensor  # [M] int64, its sequence
+    position: Tensor  # [M] int64, number of valid tokens of its sequence before it
+    lengths: Tensor  # [S] int64, number of valid tokens of each sequence
+    train: Tensor  # [M] floating, at least float32, log-probs of the trainer
+    rollout: Tensor  # [M] of the same dtype, log-probs of the engine, over the whole vocabulary where a mass is known
+    finite: Tensor  # [M] bool, D is finite
+    d: Tensor  # [M], D = train - rollout, and 0 where that is not finite
+    log_mass: Tensor | None = None  # [M], as in the chunk
 
     @classmethod
     def of(cls, chunk: Chunk) -> ValidTokens:

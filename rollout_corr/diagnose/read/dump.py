@@ -42,17 +42,11 @@ Group = tuple[tuple[Path, ...], Writer | None, int | None]
 
 
 class Part(NamedTuple):
-    """A part of a source.
+    """A part of a source."""
 
-    Attributes:
-        name: What messages call it.
-        open: Opens it.
-        step: The step of the training that all of it is of, where its name says so.
-    """
-
-    name: str
-    open: Callable[[], TensorFile | RecordFile]
-    step: int | None = None
+    name: str  # what messages call it
+    open: Callable[[], TensorFile | RecordFile]  # opens it
+    step: int | None = None  # the step of the training that all of it is of, where its name says so
 
 
 class Source(ABC):

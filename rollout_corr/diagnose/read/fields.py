@@ -85,18 +85,12 @@ Names = dict[str, tuple[str, ...]]
 
 @dataclass(frozen=True)
 class ChosenFields:
-    """The fields that the user names.
+    """The fields that the user names."""
 
-    Attributes:
-        roles: Names of fields by role, where the guess is wrong.
-        by: Names of further columns by which D is shown.
-        guess: Fields of other roles are found by the names that frameworks use.
-        first: Names of fields by role that are looked for before the others, in a file of a known framework.
-    """
-
-    roles: Mapping[str, str] = field(default_factory=dict)
-    by: tuple[str, ...] = ()
-    guess: bool = True
+    roles: Mapping[str, str] = field(default_factory=dict)  # names of fields by role, where the guess is wrong
+    by: tuple[str, ...] = ()  # names of further columns by which D is shown
+    guess: bool = True  # fields of other roles are found by the names that frameworks use
+    # Names of fields by role that are looked for before the others, in a file of a known framework.
     first: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -22,24 +22,16 @@ OF_MODELS = ('"model_type"', '"architectures"')
 
 @dataclass(frozen=True)
 class Job:
-    """The folder of a running or ended job.
-
-    Attributes:
-        folder: The folder.
-        writer: Who wrote the dumps; None: no framework that is known.
-        dumps: The files with both log-probs by step; under None those whose names say none.
-        config: The configuration that the run saved; None: there is none of a known name.
-        missing: What is not there, in sentences: a side of the log-probs, and what gives it.
-        others: Files of kinds that are read, which are none of the dumps.
-        doubts: What speaks against one job, in sentences: dumps of another framework, or several runs.
-    """
+    """The folder of a running or ended job."""
 
     folder: Path
-    writer: Writer | None = None
+    writer: Writer | None = None  # who wrote the dumps; None: no framework that is known
+    # The files with both log-probs by step; under None those whose names say none.
     dumps: Mapping[int | None, tuple[Path, ...]] = field(default_factory=dict)
-    config: Path | None = None
-    missing: tuple[str, ...] = ()
-    others: tuple[Path, ...] = ()
+    config: Path | None = None  # the configuration that the run saved; None: there is none of a known name
+    missing: tuple[str, ...] = ()  # what is not there, in sentences: a side of the log-probs, and what gives it
+    others: tuple[Path, ...] = ()  # files of kinds that are read, which are none of the dumps
+    # What speaks against one job, in sentences: dumps of another framework, or several runs.
     doubts: tuple[str, ...] = ()
 
     @property

@@ -25,19 +25,12 @@ class DumpError(ValueError):
 
 
 class Problem(NamedTuple):
-    """A part of a dump that cannot be read.
+    """A part of a dump that cannot be read."""
 
-    Attributes:
-        file: Path of the file.
-        record: Number of the sequence or line in it, from 0; None for the whole file.
-        field: Name of the field; None for the whole record.
-        what: What was expected, and what was found.
-    """
-
-    file: str
-    record: int | None
-    field: str | None
-    what: str
+    file: str  # path of the file
+    record: int | None  # number of the sequence or line in it, from 0; None for the whole file
+    field: str | None  # name of the field; None for the whole record
+    what: str  # what was expected, and what was found
 
     def __str__(self) -> str:
         where = "" if self.record is None else f", record {self.record}"
@@ -50,17 +43,11 @@ class Problem(NamedTuple):
 
 @dataclass
 class Problems:
-    """Problems that were noted while the rest of a dump was read.
+    """Problems that were noted while the rest of a dump was read."""
 
-    Attributes:
-        shown: The first ones.
-        count: How many there are.
-        cause: The exception behind the first one, if there was any.
-    """
-
-    shown: list[Problem] = field(default_factory=list)
-    count: int = 0
-    cause: Exception | None = None
+    shown: list[Problem] = field(default_factory=list)  # the first ones
+    count: int = 0  # how many there are
+    cause: Exception | None = None  # the exception behind the first one, if there was any
 
     def add(self, problem: Problem, cause: Exception | None = None) -> None:
         """Note a problem."""

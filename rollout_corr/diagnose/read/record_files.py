@@ -129,11 +129,7 @@ class RecordFile:
         wanted: The fields that the user names.
         problems: Takes what cannot be read.
 
-    Attributes:
-        fields: The field of each role in the first record.
-        progress: How much was read, 0 to 1.
-        label_names: Names of labels that were asked for.
-        unused: Columns of the first record without a role, and what they look like.
+    Its `fields`, `progress`, `label_names` and `unused` are those of a `Source`, of its first record.
     """
 
     def __init__(self, records: Iterator[Numbered], file: str, wanted: ChosenFields, problems: Problems) -> None:

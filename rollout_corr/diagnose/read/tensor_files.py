@@ -41,11 +41,7 @@ class TensorFile:
         file: Path of the file, for messages.
         wanted: The fields that the user names.
 
-    Attributes:
-        fields: The field of each role.
-        progress: How much was read, 0 to 1.
-        label_names: Names of labels that were asked for.
-        unused: Columns without a role, and what they look like.
+    Its `fields`, `progress`, `label_names` and `unused` are those of a `Source`.
 
     Raises:
         DumpError: A field is missing, or has a shape, a dtype or offsets that cannot be.

@@ -23,29 +23,19 @@ Sides = Literal["both", "rollout", "none", "pickled", "sealed"]
 
 @dataclass(frozen=True, eq=False)
 class Writer:
-    """A kind of file that a framework writes.
+    """A kind of file that a framework writes."""
 
-    Attributes:
-        framework: Its name as messages say it; two where the files of both are alike.
-        switch: What makes the framework write it.
-        files: Pattern of the end of the path, with `/`; its groups `step` and `rank` are numbers.
-        sides: The log-probs that are in it.
-        roles: Fields that come first for a role, where a file has several of its names.
-        keys: Of a .jsonl file, fields that its first record has to have: the name alone says too little.
-        by_rank: Each rank writes a file of a step, with its samples or its part of them.
-        traces: Its records are of traces, whose other side is in the stream of episodes.
-        both: Of a file without both sides, what gives them; "": the framework's drop-in does.
-    """
-
-    framework: str
-    switch: str
-    files: str
-    sides: Sides = "both"
+    framework: str  # its name as messages say it; two where the files of both are alike
+    switch: str  # what makes the framework write it
+    files: str  # pattern of the end of the path, with `/`; its groups `step` and `rank` are numbers
+    sides: Sides = "both"  # the log-probs that are in it
+    # Fields that come first for a role, where a file has several of its names.
     roles: Mapping[str, str] = field(default_factory=dict)
+    # Of a .jsonl file, fields that its first record has to have: the name alone says too little.
     keys: frozenset[str] = frozenset()
-    by_rank: bool = False
-    traces: bool = False
-    both: str = ""
+    by_rank: bool = False  # each rank writes a file of a step, with its samples or its part of them
+    traces: bool = False  # its records are of traces, whose other side is in the stream of episodes
+    both: str = ""  # of a file without both sides, what gives them; "": the framework's drop-in does
 
     @cached_property
     def pattern(self) -> re.Pattern[str]:

@@ -75,17 +75,11 @@ def about_best(sequences: float) -> str:
 
 
 class Table(NamedTuple):
-    """A table.
+    """A table."""
 
-    Attributes:
-        heads: Names of the columns.
-        rows: Cells, texts; on a page they may be elements.
-        text: Number of columns, from the left, that are text and no numbers.
-    """
-
-    heads: Sequence[str]
-    rows: Sequence[Sequence[Any]]
-    text: int = 1
+    heads: Sequence[str]  # names of the columns
+    rows: Sequence[Sequence[Any]]  # cells, texts; on a page they may be elements
+    text: int = 1  # number of columns, from the left, that are text and no numbers
 
 
 def number(value: float) -> str:

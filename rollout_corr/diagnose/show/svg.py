@@ -25,21 +25,13 @@ WIDEST, SQUARES = 20.0, 32
 
 @dataclass(frozen=True)
 class Axis:
-    """One axis of a chart.
+    """One axis of a chart."""
 
-    Attributes:
-        label: Its name.
-        low: Its first value.
-        high: Its last value; above `low`.
-        log: A logarithmic axis; needs `low` above 0.
-        ticks: Places and their labels; None: round numbers.
-    """
-
-    label: str
-    low: float
-    high: float
-    log: bool = False
-    ticks: Sequence[tuple[float, str]] | None = None
+    label: str  # its name
+    low: float  # its first value
+    high: float  # its last value; above `low`
+    log: bool = False  # logarithmic; needs `low` above 0
+    ticks: Sequence[tuple[float, str]] | None = None  # places and their labels; None: round numbers
 
     def at(self, value: float) -> float:
         """Return the place of a value, 0 to 1; values beyond an end are placed at that end."""
@@ -100,26 +92,16 @@ class Chart:
     """A chart; its methods draw on it.
 
     Places that say their values to a pointer or a finger lie above everything else, so that no line covers a box.
-
-    Args:
-        title: Its caption.
-        x: The horizontal axis.
-        y: The vertical axis.
-        height: In units of the view box.
-        bottom: Units below the frame, for the labels of the horizontal axis.
-        parts: SVG elements drawn so far.
-        says: Places with values drawn so far.
-        legend: CSS class and name of each entry.
     """
 
     title: str
     x: Axis
     y: Axis
-    height: int = HEIGHT
-    bottom: int = BOTTOM
-    parts: list[Html] = field(default_factory=list)
-    says: list[Html] = field(default_factory=list)
-    legend: list[tuple[str, str]] = field(default_factory=list)
+    height: int = HEIGHT  # in units of the view box
+    bottom: int = BOTTOM  # units below the frame, for the labels of the horizontal axis
+    parts: list[Html] = field(default_factory=list)  # SVG elements drawn so far
+    says: list[Html] = field(default_factory=list)  # places with values drawn so far
+    legend: list[tuple[str, str]] = field(default_factory=list)  # CSS class and name of each entry
 
     def px(self, value: float) -> float:
         return LEFT + self.x.at(value) * (WIDTH - LEFT - RIGHT)
