@@ -17,8 +17,6 @@ from rollout_corr.diagnose.read import chunk as chunks
 from rollout_corr.diagnose.read.chunk import Chunk, blocks, joined
 from rollout_corr.diagnose.read.dump import Dump
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 def run(sequences=60, seed=5):
     """Make the columns of a run: steps, versions, a column of many values, worst tokens with equal D."""

@@ -13,8 +13,6 @@ from builders.diagnose_cases import CASES, measured
 from rollout_corr.diagnose.doctor.diagnosis import CAUSES
 from rollout_corr.diagnose.measure.sharpness import Sharpness
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 @functools.cache
 def of_case(name):

@@ -20,8 +20,6 @@ from rollout_corr.diagnose.read.fields import ChosenFields
 from rollout_corr.diagnose.read.problems import DumpError
 from rollout_corr.diagnose.read.record_files import MOST_FIELDS, flat
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 X = torch.zeros(3)
 
 

@@ -13,8 +13,6 @@ import rollout_corr as rc
 from builders import planted_dumps
 from rollout_corr.cli.main import main
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 def hot(seed=0):
     """Columns of tokens that were sampled at a temperature which the trainer ignores."""

@@ -29,9 +29,6 @@ from rollout_corr.testing import example_batch
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
-
 # Bugs that leave the metrics of a call healthy, and are seen only by a look at tokens, positions or steps.
 SILENT = {
     "temperature 0.95 in the engine alone",

@@ -15,8 +15,6 @@ from builders.planted_bits import BY, KINDS, RANDOM, Dump, found_in, is_right, p
 from rollout_corr.cli.main import main
 from rollout_corr.definition.tokens import ulps
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 def planted_dump(differs=None, seed=0):
     dump = Dump(seed, 96, 60)

@@ -14,8 +14,6 @@ from rollout_corr.diagnose.doctor.diagnosis import diagnose
 from rollout_corr.diagnose.measure.measurement import measure
 from rollout_corr.diagnose.read.dump import Dump
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 SEQUENCES = 24
 
 

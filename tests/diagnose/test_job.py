@@ -21,8 +21,6 @@ from rollout_corr.diagnose.read.job import find_job
 from rollout_corr.diagnose.read.problems import DumpError
 from rollout_corr.diagnose.read.writers import WRITERS
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 def samples(count=6, steps=1):
     """Make samples of 5 to 9 tokens, some of which are masked."""

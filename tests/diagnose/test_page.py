@@ -21,8 +21,6 @@ from rollout_corr.diagnose.show.page import TILES
 from rollout_corr.diagnose.show.svg import BOTTOM, LEFT, RIGHT, TOP, Axis, Chart, spanning
 from rollout_corr.metrics.histogram import histogram
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 SECTIONS = {
     "Train against rollout": "figure",
     "Where it differs": "figure",

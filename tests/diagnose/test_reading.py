@@ -18,8 +18,6 @@ from rollout_corr.diagnose.read.dump import Dump
 from rollout_corr.diagnose.read.fields import ChosenFields, choose
 from rollout_corr.diagnose.read.problems import DumpError
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 @pytest.fixture(params=[None, 40], ids=["one block", "small blocks"])
 def blocks_of(request, monkeypatch):

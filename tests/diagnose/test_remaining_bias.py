@@ -11,8 +11,6 @@ import rollout_corr as rc
 from rollout_corr.diagnose.read.chunk import Chunk, ValidTokens
 from rollout_corr.diagnose.remaining_bias import NORMAL_95, RemainingBias, norm_of
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 VOCABULARY, LONGEST = 4, 5
 SETTINGS = {
     "none": rc.Spec(),

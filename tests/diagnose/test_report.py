@@ -19,8 +19,6 @@ from rollout_corr.diagnose.measure.worst_tokens import WORST
 from rollout_corr.diagnose.read import chunk
 from rollout_corr.diagnose.read.dump import Dump
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 @pytest.fixture(autouse=True)
 def elsewhere(tmp_path, monkeypatch):

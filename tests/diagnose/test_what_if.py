@@ -36,8 +36,6 @@ from rollout_corr.frameworks.shared import lookup
 from rollout_corr.frameworks.shared.nearest import lines_of
 from rollout_corr.frameworks.shared.writing import differences
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 def columns():
     """Make sequences of which thresholds keep some and reject some, and a mask with holes."""

@@ -66,18 +66,14 @@ class Counts:
 
 
 class Group:
-    """Counts of the tokens, and of the sequences, that have each value of something.
-
-    Attributes:
-        names: The value of each column of the counts, where these are not the values themselves.
-        within: Whether the value changes within a sequence; then a sequence has no value of its own.
-        too_many: Whether there were more values than are told apart.
-    """
+    """Counts of the tokens, and of the sequences, that have each value of something."""
 
     def __init__(self) -> None:
         self.tokens, self.sequences = Counts(3), Counts(4)
+        # The value of each column of the counts, where these are not the values themselves.
         self.names: dict[float | str, int] = {}
-        self.within = self.too_many = False
+        self.within = False  # the value changes within a sequence; then a sequence has no value of its own
+        self.too_many = False  # there were more values than are told apart
 
     def places_of(self, values: Tensor) -> Tensor:
         """Give values that may be any numbers a place each; -1: it has none."""
@@ -92,28 +88,21 @@ class Group:
 
 
 class Bits:
-    """Counts over chunks.
-
-    Attributes:
-        tokens, differing: Valid tokens, and those whose two log-probs are not equal; one that is not finite counts.
-        sequences, affected: Sequences with valid tokens, and those with a token that differs.
-        first: The first difference, in the order of the dump.
-        ulps: The largest distance of two finite log-probs, in numbers of a dtype, as of `Difference`.
-        dtype: This dtype.
-        groups: What was counted, by what it is counted by.
-        runs: Sums over affected sequences that say what differences cost which begin, or lie, anywhere; see `add`.
-        labels: Names of the labels that are counted.
-        holes: Whether some valid token has masked ones before it.
-    """
+    """Counts over chunks; `labels` are the names of the labels that are counted."""
 
     def __init__(self, labels: tuple[str, ...] = ()) -> None:
-        self.tokens = self.differing = self.sequences = self.affected = self.ulps = 0
-        self.dtype = "float32"
-        self.first: Difference | None = None
-        self.groups: dict[str, Group] = {}
+        # Valid tokens, and those whose two log-probs are not equal; one that is not finite counts.
+        self.tokens = self.differing = 0
+        # Sequences with valid tokens, and those with a token that differs.
+        self.sequences = self.affected = 0
+        self.first: Difference | None = None  # in the order of the dump
+        # The largest distance of two finite log-probs, in numbers of a dtype, as of `Difference`.
+        self.ulps, self.dtype = 0, "float32"
+        self.groups: dict[str, Group] = {}  # what was counted, by what it is counted by
+        # Sums over affected sequences that say what differences cost which begin, or lie, anywhere.
         self.runs = dict.fromkeys(RUNS, 0.0)
         self.labels = labels
-        self.holes = False
+        self.holes = False  # some valid token has masked ones before it
 
     def add(self, tokens: ValidTokens) -> None:
         """Add the tokens of a chunk."""

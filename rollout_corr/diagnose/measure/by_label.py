@@ -36,16 +36,11 @@ class IllLabel:
 
 
 class ByLabel:
-    """Tallies over chunks of one column of labels: up to MOST_LABELS whole numbers >= 0. Others are no labels.
-
-    Attributes:
-        places: The row of each label in the tallies.
-        bad: Tokens whose D is not finite, by label.
-    """
+    """Tallies over chunks of one column of labels: up to MOST_LABELS whole numbers >= 0. Others are no labels."""
 
     def __init__(self) -> None:
-        self.places: dict[int, int] = {}
-        self.bad = torch.zeros(MOST_LABELS, dtype=torch.int64)
+        self.places: dict[int, int] = {}  # the row of each label in the tallies
+        self.bad = torch.zeros(MOST_LABELS, dtype=torch.int64)  # tokens whose D is not finite, by label
         self._excess = Excess()
         self._k3 = torch.zeros(MOST_LABELS, dtype=torch.float64)
         # Per label: sequences; then of their means of min(|D|, 1) the sum and that of squares.

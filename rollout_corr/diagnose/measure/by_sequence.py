@@ -98,23 +98,18 @@ class Part:
 
 
 class BySequence:
-    """Tallies over chunks.
-
-    Attributes:
-        sequences, tokens, k3: Non-empty sequences, their tokens with a finite D, and the sum of k3.
-        far: Tokens beyond each of FAR_OFF.
-        levels_sharpness: How D follows the log-prob, by the mean min(|D|, 1) of the sequence.
-        scale: Sequences tested for a factor; sequences whose one side is a multiple of the other.
-        factors: Of the scaled: sums of log f, log f + log n and log f - log n, and of their squares; f is train over
-            rollout, n the length.
-    """
+    """Tallies over chunks."""
 
     def __init__(self) -> None:
+        # Non-empty sequences, their tokens with a finite D, and the sum of k3.
         self.sequences = self.tokens = 0
         self.k3 = 0.0
         self.far = tuple(FarOff(beyond) for beyond in FAR_OFF)
-        self.scale = Tested()
+        self.scale = Tested()  # sequences tested for a factor; those whose one side is a multiple of the other
+        # How D follows the log-prob, by the mean min(|D|, 1) of the sequence.
         self.levels_sharpness = SharpnessTally(BINS, SHARPNESS_GROUPS)
+        # Of the scaled: sums of log f, log f + log n and log f - log n, and of their squares; f is train over rollout,
+        # n the length.
         self.factors = torch.zeros(2, 3, dtype=torch.float64)
         # Per bin of the mean min(|D|, 1), which no single token decides: sequences, tokens, sums of it and of k3.
         self._levels = torch.zeros(BINS, 4, dtype=torch.float64)

@@ -61,55 +61,41 @@ class Evidence:
 
     Args:
         by: Names of further columns whose values are labels.
-
-    Attributes:
-        tokens, finite, far, equal: Valid tokens; of these, with finite D, with |D| > FAR, with D = 0.
-        bad, positive, above_one: Per side, log-probs that are not finite, above 0, above 1.
-        unlikely, impossible: Per side, log-probs that are more than UNLIKELY and IMPOSSIBLE below those of the other.
-        fractional, in_bfloat16: Per side, finite log-probs that are no power of two, and those exact in bfloat16.
-        repeated: Per side, counts of the most frequent values at tokens with |D| > FAR.
-        rows_bad: Sequences with a non-finite D.
-        all_bad: Sequences, and those without a finite D.
-        places: Files and records of the sequences.
-        pairing: Which log-probs belong together.
-        moments: Sums of 1, both log-probs, their squares and their product.
-        sharpness: How D follows the log-prob.
-        turns, positions: |D| by place in the turn, and by octave of the position.
-        turn_places, turn_parts: |D| by place in the row, and by part of the sequence, times KINDS, plus the kind of the
-            token: 0 in the first turn, else 1 to 4 by its place in the turn.
-        repeats: D of tokens by how often the sequence had them before: never, once, by octaves; needs ids.
-        columns, values: |D| by group of a column, and the group of each value; values beyond MOST_GROUPS have none.
-        by_sequence: Tallies of whole sequences.
-        labels: Tallies by each of the further columns that were asked for.
-        distances: Over tokens that have all three: their count, sums of |new - train| and |train - rollout|, and of the
-            squares of `mean_squares`.
-        padding: Tallies of log-probs that are 0 on both sides.
-        groups: Sequences of each group, up to MOST_GROUPS; -1: of none.
-        surprise: Of n tokens of a sequence that have entropies, and e, the sum of entropy + train_logp over them: the
-            sums over sequences of 1, n, n^2, the entropy, e, e^2 and n e.
     """
 
     def __init__(self, by: Iterable[str] = ()) -> None:
+        # Valid tokens; of these, with finite D, with |D| > FAR, with D = 0.
         self.tokens = self.finite = self.far = self.equal = 0
-        self.bad, self.positive, self.above_one, self.fractional, self.in_bfloat16 = (
-            dict.fromkeys(SIDES, 0) for _ in range(5)
+        # Per side, log-probs that are not finite, above 0, above 1; finite ones that are no power of two, and those of
+        # these that are exact in bfloat16; those that are more than UNLIKELY and IMPOSSIBLE below those of the other.
+        self.bad, self.positive, self.above_one, self.fractional, self.in_bfloat16, self.unlikely, self.impossible = (
+            dict.fromkeys(SIDES, 0) for _ in range(7)
         )
-        self.unlikely, self.impossible = (dict.fromkeys(SIDES, 0) for _ in range(2))
+        # Per side, counts of the most frequent values at tokens with |D| > FAR.
         self.repeated: dict[Side, Counter[float]] = {side: Counter() for side in SIDES}
-        self.rows_bad = 0
-        self.all_bad = Tested()
-        self.places, self.pairing = Places(), Pairing()
-        self.moments = torch.zeros(6, dtype=torch.float64)
-        self.sharpness = SharpnessTally()
-        self.turns, self.positions, self.repeats = Excess(), Excess(), Excess()
+        self.rows_bad = 0  # sequences with a non-finite D
+        self.all_bad = Tested()  # sequences, and those without a finite D
+        self.places = Places()  # files and records of the sequences
+        self.pairing = Pairing()  # which log-probs belong together
+        self.moments = torch.zeros(6, dtype=torch.float64)  # sums of 1, both log-probs, their squares, their product
+        self.sharpness = SharpnessTally()  # how D follows the log-prob
+        self.turns, self.positions = Excess(), Excess()  # |D| by place in the turn, and by octave of the position
+        self.repeats = Excess()  # D by how often the sequence had the token before: never, once, by octaves; needs ids
+        # |D| by place in the row, and by part of the sequence, times KINDS, plus the kind of the token: 0 in the first
+        # turn, else 1 to 4 by its place in the turn.
         self.turn_places, self.turn_parts = Excess(), Excess()
+        # |D| by group of a column, and the group of each value; values beyond MOST_GROUPS have none.
         self.columns = {"versions": Excess(), "steps": Excess()}
         self.values: dict[str, dict[int, int]] = {"versions": {}, "steps": {}}
         self.by_sequence = BySequence()
         self.labels = {name: ByLabel() for name in by if name not in self.columns}
+        # Over tokens that have all three: their count, sums of |new - train| and |train - rollout|, and of the squares
+        # of `mean_squares`.
         self.distances = dict.fromkeys(("tokens", "new_train", "train_rollout", "train2", "new2", "apart2"), 0.0)
         self.padding = Padding()
-        self.groups: Counter[int] = Counter()
+        self.groups: Counter[int] = Counter()  # sequences of each group, up to MOST_GROUPS; -1: of none
+        # Of n tokens of a sequence that have entropies, and e, the sum of entropy + train_logp over them: the sums over
+        # sequences of 1, n, n^2, the entropy, e, e^2 and n e.
         self.surprise = torch.zeros(7, dtype=torch.float64)
 
     def add(self, tokens: ValidTokens) -> None:

@@ -63,16 +63,12 @@ class Padding:
 
 
 class Filler:
-    """Tallies over chunks of one value, such as 0: "zeros" here.
-
-    Attributes:
-        at_end, at_begin: Tokens in runs of at least SHORTEST zeros at the ends and at the beginnings of sequences.
-        rows: Sequences with such a run.
-        inside, runs: Zeros at all other places, and the runs that they form.
-    """
+    """Tallies over chunks of one value, such as 0: "zeros" here."""
 
     def __init__(self) -> None:
-        self.at_end = self.at_begin = self.rows = self.inside = self.runs = 0
+        # Tokens in runs of at least SHORTEST zeros at the ends and at the beginnings of sequences, and these sequences.
+        self.at_end = self.at_begin = self.rows = 0
+        self.inside = self.runs = 0  # zeros at all other places, and the runs that they form
         self._lengths: Counter[int] = Counter()
         self._zeros = 0
         self._ends: Counter[int] = Counter()

@@ -35,17 +35,13 @@ FEWEST_SORTED = 16
 
 
 class Pairing:
-    """Tallies over chunks.
-
-    Attributes:
-        paired, shifted: Turns that were tested for a shift; those that fit better after each shift.
-        later_paired, later_shifted: Those of later turns among them.
-        shift, swap, order: Sequences tested for each, and those that have it.
-    """
+    """Tallies over chunks."""
 
     def __init__(self) -> None:
+        # Turns that were tested for a shift, those of later turns, and those of these that have one.
         self.paired = self.later_paired = self.later_shifted = 0
-        self.shifted = dict.fromkeys(SHIFTS, 0)
+        self.shifted = dict.fromkeys(SHIFTS, 0)  # turns that fit better after each shift
+        # Sequences tested for each, and those that have it.
         self.shift, self.swap, self.order = Tested(), Tested(), Tested()
         self._short = Tested()
 

@@ -18,15 +18,11 @@ HOLDS, OF_IT = 0.9, 0.8
 
 
 class Tested:
-    """Sequences that were tested for a sign, and those that have it.
-
-    Attributes:
-        tested, having: How many.
-        tested_at, having_at: Which, by the order of reading: a tensor [K] int64 a chunk.
-    """
+    """Sequences that were tested for a sign, and those that have it."""
 
     def __init__(self) -> None:
         self.tested = self.having = 0
+        # Which, by the order of reading: a tensor [K] int64 a chunk.
         self.tested_at: list[Tensor] = []
         self.having_at: list[Tensor] = []
 

@@ -61,14 +61,11 @@ class SharpnessTally:
     Args:
         levels: Sequences are told apart by so many levels.
         groups: Those of a level are dealt to so many groups.
-
-    Attributes:
-        all_tokens: [levels * groups, 9] sums of e^D D, D, e^D x, x, e^-D D, e^-D x, e^D, e^-D and 1.
-        unlikely: [levels * groups, 5] sums of 1, x, D, x^2 and x D over unlikely tokens.
     """
 
     def __init__(self, levels: int = 1, groups: int = GROUPS) -> None:
         self.groups = groups
+        # Sums of e^D D, D, e^D x, x, e^-D D, e^-D x, e^D, e^-D and 1; over unlikely tokens of 1, x, D, x^2 and x D.
         self.all_tokens = torch.zeros(levels * groups, 9, dtype=torch.float64)
         self.unlikely = torch.zeros(levels * groups, 5, dtype=torch.float64)
         self._seen = 0

@@ -56,24 +56,13 @@ class Source(ABC):
         wanted: The fields that the user names.
         limit: Read at most so many sequences.
 
-    Attributes:
-        name: Its name in a few words.
-        where: Its name in full, with folders.
-        files: The files that are read.
-        problems: Problems that were noted so far.
-        fields: The field of each role in the first part, once it was opened.
-        progress: How much was read, 0 to 1.
-        reading: The name of the part that is being read.
-        label_names: Names of the labels of `by`, those that were read first.
-        unused: Columns of the first part without a role, and what they look like.
-
     Raises:
         DumpError: The limit is no number of sequences.
     """
 
-    name: str
-    where: str
-    files: tuple[Path, ...] = ()
+    name: str  # in a few words
+    where: str  # its name in full, with folders
+    files: tuple[Path, ...] = ()  # the files that are read
 
     @property
     def about(self) -> str:
@@ -84,11 +73,12 @@ class Source(ABC):
         if limit is not None and (not isinstance(limit, int) or limit < 1):
             raise DumpError(f"limit: expected a number >= 1, got {limit!r}")
         self.wanted, self.limit = wanted, limit
-        self.problems = Problems()
-        self.fields: dict[str, str] = {}
-        self.progress, self.reading = 0.0, ""
-        self.label_names: Names = {}
-        self.unused: dict[str, str] = {}
+        self.problems = Problems()  # noted so far
+        self.fields: dict[str, str] = {}  # the field of each role in the first part, once it was opened
+        self.progress = 0.0  # how much was read, 0 to 1
+        self.reading = ""  # the name of the part that is being read
+        self.label_names: Names = {}  # names of the labels of `by`, those that were read first
+        self.unused: dict[str, str] = {}  # columns of the first part without a role, and what they look like
 
     @abstractmethod
     def parts(self) -> Sequence[Part]:
@@ -164,9 +154,6 @@ class Dump(Source):
         fields: Names of fields by role, where the guess is wrong: `{"train_logp": "pi_old"}`.
         by: Names of further columns to read, numbers per token or per sequence.
         limit: Read at most so many sequences.
-
-    Attributes:
-        jobs: What was found in each folder.
     """
 
     def __init__(
@@ -181,7 +168,7 @@ class Dump(Source):
         self.paths = tuple(Path(path) for path in several)
         if not self.paths:
             raise DumpError("expected at least one path, got none")
-        self.jobs: tuple[Job, ...] = ()
+        self.jobs: tuple[Job, ...] = ()  # what was found in each folder
         self.name = _listed([path.name for path in self.paths])
         self.where = _listed([str(path) for path in self.paths])
         self._groups = [group for path in self.paths for group in self._groups_of(path)]
