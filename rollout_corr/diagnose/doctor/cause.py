@@ -74,12 +74,13 @@ class Cause:
     """A cause of mismatch that the doctor knows."""
 
     severity: Severity  # how bad it is, unless its signs say otherwise
-    looks_for: str  # what a dump with it shows; docs/mismatch.md has the same words
     advice: str  # what to do about it
     hides: Sequence[str]  # names of causes that are only consequences of this one, and so not reported with it
     views: Sequence[str]  # the views of a report that show it, the best first: names of axes, and those above
     asked: str  # the option that asks for it, where the numbers alone do not show it
-    recognize: Recognize  # returns its signs, or None; it has the name of the cause, which conditions use
+    # Returns its signs, or None. It has the name of the cause, which conditions use, and says what a dump with it
+    # shows, as docs/mismatch.md does.
+    recognize: Recognize
 
     @property
     def name(self) -> str:
@@ -89,14 +90,13 @@ class Cause:
 
 def cause(
     severity: Severity,
-    looks_for: str,
     advice: str,
     hides: Sequence[str] = (),
     views: Sequence[str] = (TRAIN,),
     asked: str = "",
 ) -> Callable[[Recognize], Cause]:
     """Turn a function that recognizes a cause into that `Cause`."""
-    return partial(Cause, severity, looks_for, advice, hides, views, asked)
+    return partial(Cause, severity, advice, hides, views, asked)
 
 
 def percent(share: float) -> str:

@@ -16,13 +16,12 @@ NOTHING = (
 
 @cause(
     "error",
-    "with `--exact`: the two log-probs of some token are not the same bits",
     "Name more columns that tell the samples apart, --by rank, replica, batch_size or expert, and add prompt_lengths, "
     "cached_tokens and token_ids to the dump; the first difference says where to compare the two passes.",
     asked="--exact",
 )
 def not_exact(measured: Measurement, metrics: Metrics) -> Signs | None:
-    """Recognize tokens that differ, and say what they have in common."""
+    """With `--exact`: the two log-probs of some token are not the same bits."""
     bits = measured.bits
     if bits is None or not bits.differing:
         return None

@@ -16,14 +16,16 @@ SHOWN = 5
 
 @cause(
     "warning",
-    "with `--by NAME`: some labels differ far more than the others at equal probability, or have all non-finite values",
     "Look at how these samples are made: their chat template, the output of tools in their mask, the replica and the "
     "weights that served them. Other findings say what is wrong; doctor on these samples alone shows more.",
     hides=("outliers", "different_policies"),
     asked="--by",
 )
 def label(measured: Measurement, metrics: Metrics) -> Signs | None:
-    """Recognize labels that are ill while others are healthy."""
+    """With `--by NAME`: some labels differ far more than the others at equal probability.
+
+    Or they have all non-finite values.
+    """
     titles: list[str] = []
     evidence: list[str] = []
     share, explained = 0.0, False

@@ -16,7 +16,6 @@ SHOWN = 5
 
 @cause(
     "warning",
-    "a few sequences or tokens carry most of k3, and the others agree: broken samples, or one rank of several",
     "Look at these sequences first: broken text, a request that failed and was retried, other weights on one replica. "
     "Forced tokens look like this too: min_tokens, logit bias, an EOS added at the length limit. A veto (no token's "
     "ratio below 1e-4) rejects sequences with a broken token; a geometric criterion rejects sequences that are off "
@@ -25,7 +24,7 @@ SHOWN = 5
     views=(WORST,),
 )
 def outliers(measured: Measurement, metrics: Metrics) -> Signs | None:
-    """Recognize a mismatch that few sequences or few tokens make."""
+    """A few sequences or tokens carry most of k3, and the others agree: broken samples, or one rank of several."""
     found = measured.evidence.by_sequence
     part = found.part()
     if part is not None:

@@ -30,7 +30,6 @@ def _mean_ratio(metrics: Metrics) -> tuple[float, float]:
 
 @cause(
     "error",
-    "ratios average below 1 and D is hardly ever positive: top-p, top-k, min-p, or a constant",
     "Sample with top_p=1, top_k=-1, min_p=0 for training; or give the trainer the same sampling mask; or have the "
     "engine return raw log-probs and accept that it did not sample from them; or pass the log of the mass that each "
     "token's truncation kept: Batch(kept_mass=KeptMass(log_mass)), which a dump takes too. A constant can also come "
@@ -39,7 +38,7 @@ def _mean_ratio(metrics: Metrics) -> tuple[float, float]:
     views=(TRAIN, "probability"),
 )
 def renormalized(measured: Measurement, metrics: Metrics) -> Signs | None:
-    """Recognize engine probabilities that are larger by a factor: those of a truncated distribution."""
+    """Ratios average below 1 and D is hardly ever positive: top-p, top-k, min-p, or a constant."""
     ratio, error = _mean_ratio(metrics)
     mean = metrics["logratio_mean"]
     plain, sharper, slight = _truncated(measured, metrics)
@@ -124,14 +123,13 @@ def _truncated(measured: Measurement, metrics: Metrics) -> tuple[bool, bool, boo
 
 @cause(
     "error",
-    "D follows the log-prob and that explains most of it: one policy is sharper everywhere",
     "Divide the trainer's logits by the sampling temperature before the softmax, once; and have the engine return "
     "log-probs after temperature (vLLM: logprobs_mode='processed_logprobs').",
     hides=("penalties", *SAMPLED),
     views=(TRAIN, "probability"),
 )
 def temperature(measured: Measurement, metrics: Metrics) -> Signs | None:
-    """Recognize D that follows the log-prob itself: one side is sharper than the other, everywhere."""
+    """D follows the log-prob and that explains most of it: one policy is sharper everywhere."""
     found = measured.evidence.sharpness.found()
     slope, share = found.slope, found.share
     if measured.evidence.finite < 200 or metrics["logratio_abs_mean"] < limits.GROUP_MATTERS:
@@ -196,14 +194,13 @@ def between(low: float, high: float) -> str:
 
 @cause(
     "warning",
-    "older weight versions differ more (needs `versions`)",
     "Limit how many versions a sample may be behind, and correct with token ratios. The mismatch that remains at the "
     "newest version comes from the engine itself.",
     hides=TAILS,
     views=("versions",),
 )
 def stale(measured: Measurement, metrics: Metrics) -> Signs | None:
-    """Recognize |D| that is larger for older weight versions."""
+    """Older weight versions differ more (needs `versions`)."""
     trend = _trend(measured, "versions")
     if len(trend) < 2:
         return None
@@ -233,7 +230,6 @@ def stale(measured: Measurement, metrics: Metrics) -> Signs | None:
 
 @cause(
     "warning",
-    "the mismatch grows with the steps (needs `steps`)",
     "Look at what accumulates: weights that are sent in low precision or in part, quantization scales that are not "
     "renewed, a cache that survives an update. Restart the engine from a checkpoint: if the mismatch is gone, the "
     "transfer of weights is the cause.",
@@ -241,7 +237,7 @@ def stale(measured: Measurement, metrics: Metrics) -> Signs | None:
     views=("steps",),
 )
 def drift(measured: Measurement, metrics: Metrics) -> Signs | None:
-    """Recognize a mismatch that grows from step to step."""
+    """The mismatch grows with the steps (needs `steps`)."""
     trend = _trend(measured, "steps")
     if len(trend) < 5:
         return None
@@ -270,13 +266,15 @@ def drift(measured: Measurement, metrics: Metrics) -> Signs | None:
 
 @cause(
     "warning",
-    "the engine makes tokens less likely that the sequence had before: presence, frequency or repetition penalty",
     "Sample without penalties: the trainer knows nothing about them. Or have the engine return log-probs before them "
     "(vLLM: logprobs_mode='raw_logprobs'), and accept that it did not sample from these.",
     hides=("positions", *SAMPLED),
 )
 def penalties(measured: Measurement, metrics: Metrics) -> Signs | None:
-    """Recognize D that is positive for tokens that repeat and negative for others, at equal probability."""
+    """The engine makes tokens less likely that the sequence had before.
+
+    A presence, frequency or repetition penalty.
+    """
     sums = measured.evidence.repeats.groups()
     found = [one for cut in range(1, sums.shape[0]) if (one := _repeated(sums[:cut].sum(0), sums[cut:].sum(0)))]
     if not found:
@@ -328,7 +326,6 @@ def _repeated(few: Tensor, many: Tensor) -> tuple[float, float, float, float] | 
 
 @cause(
     "warning",
-    "the mismatch grows with the position in the sequence",
     "Look at what depends on the position: rope scaling and its base, a sliding window, a quantized KV cache, "
     "context-parallel ranks that count positions from 0. Penalties of the sampler (presence, frequency, repetition) "
     "look like this too, because tokens repeat more and more: sample without them, or return log-probs before them.",
@@ -336,7 +333,7 @@ def _repeated(few: Tensor, many: Tensor) -> tuple[float, float, float, float] | 
     views=("position",),
 )
 def positions(measured: Measurement, metrics: Metrics) -> Signs | None:
-    """Recognize a mismatch that grows along the sequence."""
+    """The mismatch grows with the position in the sequence."""
     excess = measured.evidence.positions
     groups = [i for i, tokens in enumerate(excess.tokens_of_each()) if tokens >= 50]
     early = [i for i in groups if i < 5]
@@ -362,13 +359,12 @@ def positions(measured: Measurement, metrics: Metrics) -> Signs | None:
 
 @cause(
     "warning",
-    "two passes of the trainer agree and the engine is off (needs `new_logp`)",
     "The trainer is consistent, so look at the engine and at what is stored: its log-probs may be those of the "
     "sampling distribution, of other weights, or of other tokens than the ones kept.",
     hides=("different_policies",),
 )
 def engine_alone(measured: Measurement, metrics: Metrics) -> Signs | None:
-    """Recognize two passes of the trainer that agree with one another and not with the engine."""
+    """Two passes of the trainer agree and the engine is off (needs `new_logp`)."""
     apart, engine = (measured.evidence.mean_distance(pair) for pair in ("new_train", "train_rollout"))
     if apart is None or engine is None or metrics["kl_rollout_train_k3"] < limits.HEALTHY_K3 or apart > 0.1 * engine:
         return None
@@ -382,14 +378,13 @@ def engine_alone(measured: Measurement, metrics: Metrics) -> Signs | None:
 
 @cause(
     "warning",
-    "two passes of the trainer differ, and each is as far from the engine (needs `new_logp`)",
     "The trainer does not agree with itself: look for dropout, for kernels whose result depends on the "
     "batch, for a mixture of experts that routes or drops tokens differently. A policy that has learned between the "
     "passes does not look like this.",
     hides=("different_policies",),
 )
 def trainer_varies(measured: Measurement, metrics: Metrics) -> Signs | None:
-    """Recognize two passes of the trainer that are as far from one another as from the engine."""
+    """Two passes of the trainer differ, and each is as far from the engine (needs `new_logp`)."""
     apart, engine = (measured.evidence.mean_distance(pair) for pair in ("new_train", "train_rollout"))
     if apart is None or engine is None or metrics["kl_rollout_train_k3"] < limits.HEALTHY_K3:
         return None
@@ -414,13 +409,12 @@ def trainer_varies(measured: Measurement, metrics: Metrics) -> Signs | None:
 
 @cause(
     "warning",
-    "with `--on-policy`: `new_logp` and `train_logp` have to be equal and are not",
     "Look for kernels whose result depends on the size of the micro-batch, for dropout, for different padding or "
     "packing in the two passes; or an optimizer step lies between them after all.",
     asked="--on-policy",
 )
 def trainer_disagrees(measured: Measurement, metrics: Metrics) -> Signs | None:
-    """Recognize two passes of the trainer that differ, though the user says that their weights are the same."""
+    """With `--on-policy`: `new_logp` and `train_logp` have to be equal and are not."""
     apart = measured.evidence.mean_distance("new_train")
     if apart is None or apart < 1e-4:
         return None
@@ -434,13 +428,12 @@ def trainer_disagrees(measured: Measurement, metrics: Metrics) -> Signs | None:
 
 @cause(
     "warning",
-    "the mean ratio is not 1, although it must be for tokens that were sampled from the rollout policy",
     "Possible causes: raw log-probs under a sampling temperature, a constant that one side adds, log-probs of other "
     "weights than those that sampled; or the trainer has already been trained on these very tokens.",
     hides=POLICIES,
 )
 def not_the_sampler(measured: Measurement, metrics: Metrics) -> Signs | None:
-    """Recognize rollout log-probs that a policy other than the sampler computed: ratios do not average to 1."""
+    """The mean ratio is not 1, although it must be for tokens that were sampled from the rollout policy."""
     ratio, error = _mean_ratio(metrics)
     finite = measured.evidence.finite
     if finite < 50:
@@ -470,7 +463,6 @@ def not_the_sampler(measured: Measurement, metrics: Metrics) -> Signs | None:
 
 @cause(
     "warning",
-    "the mean of `entropy` is not the mean of -log-prob: tokens were sampled at another temperature, or with top-p",
     "Both log-probs are raw, before temperature, top-p or penalties, so they agree anyway. Sample without these; or "
     "have the engine return processed log-probs (vLLM: logprobs_mode='processed_logprobs') and divide the trainer's "
     "logits by the same temperature.",
@@ -478,7 +470,10 @@ def not_the_sampler(measured: Measurement, metrics: Metrics) -> Signs | None:
     views=(),
 )
 def raw_log_probs(measured: Measurement, metrics: Metrics) -> Signs | None:
-    """Recognize log-probs that agree on both sides, of a policy that did not sample."""
+    """The mean of `entropy` is not the mean of -log-prob.
+
+    Tokens were sampled at another temperature, or with top-p.
+    """
     found = measured.evidence.entropy()
     if found is None:
         return None
@@ -511,14 +506,15 @@ def raw_log_probs(measured: Measurement, metrics: Metrics) -> Signs | None:
 
 @cause(
     "warning",
-    "the policies differ, and none of the signs above is there: staleness, low precision; beyond a k3 of "
-    f"{limits.BROKEN_K3:g} a broken model",
     f"{CORRECT} Dump versions and steps with the log-probs to tell staleness from precision. If the weights are fresh "
     "and the precision is the same, look for dropout in the trainer, a LoRA adapter at another scale, a layer that was "
     "not sent.",
 )
 def different_policies(measured: Measurement, metrics: Metrics) -> Signs | None:
-    """Recognize policies that differ, where nothing says that the cause is a bug."""
+    """The policies differ, and none of the signs above is there: staleness, low precision.
+
+    Beyond a k3 of 0.1 a broken model.
+    """
     k3 = metrics["kl_rollout_train_k3"]
     if k3 < limits.HEALTHY_K3:
         return None
@@ -552,13 +548,12 @@ def different_policies(measured: Measurement, metrics: Metrics) -> Signs | None:
 
 @cause(
     "note",
-    "tokens agree, but products over a sequence are noise: a note",
     "Do not weight or reject by the product over a sequence: it depends on length times KL, not on the quality of the "
     "sequence. Token weights and the geometric mean do not grow with the length.",
     views=("length",),
 )
 def long_products(measured: Measurement, metrics: Metrics) -> Signs | None:
-    """Recognize sequences so long that products of ratios are noise, though tokens agree well."""
+    """Tokens agree, but products over a sequence are noise: a note."""
     if metrics["kl_rollout_train_k3"] > limits.HEALTHY_K3 or metrics["sequence_logratio_abs_mean"] < limits.CHANCE_SUM:
         return None
     return Signs(

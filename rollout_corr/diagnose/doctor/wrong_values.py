@@ -22,11 +22,10 @@ LATE = (
 
 @cause(
     "error",
-    "no valid token: the mask is 0 everywhere, or the dump is empty",
     "Nothing was measured, so nothing is healthy. Check which field was read as the mask, and what writes the dump.",
 )
 def empty(measured: Measurement, metrics: Metrics) -> Signs | None:
-    """Recognize a dump in which no token counts."""
+    """No valid token: the mask is 0 everywhere, or the dump is empty."""
     if measured.evidence.tokens:
         return None
     said = "0 valid tokens: the mask is 0 everywhere, or there are no sequences"
@@ -35,13 +34,12 @@ def empty(measured: Measurement, metrics: Metrics) -> Signs | None:
 
 @cause(
     "error",
-    "values above 0: probabilities, or losses",
     "Pass log-probs: the logarithm of probabilities, the negative of a loss. Where a value is missing, the mask has to "
     "be 0.",
     hides=(*OF_D, "shifted", "swapped", "reordered", "filled"),
 )
 def not_log_probs(measured: Measurement, metrics: Metrics) -> Signs | None:
-    """Recognize values above 0, which no log-prob has."""
+    """Values above 0: probabilities, or losses."""
     evidence = measured.evidence
     for side in SIDES:
         positive, above = evidence.positive[side], evidence.above_one[side]
@@ -64,13 +62,12 @@ def not_log_probs(measured: Measurement, metrics: Metrics) -> Signs | None:
 
 @cause(
     "error",
-    "NaN or infinite log-probs at valid tokens, in whole sequences or in single tokens",
     "Whole sequences mean broken logits (an overflow in low precision, a failed collective, an empty prompt): look at "
     "the logits of one such sample. Single tokens mean a filtered token (top-p or top-k leave -inf) or a missing "
     "value.",
 )
 def nonfinite(measured: Measurement, metrics: Metrics) -> Signs | None:
-    """Recognize NaN or infinite log-probs where the mask says that a token counts."""
+    """NaN or infinite log-probs at valid tokens, in whole sequences or in single tokens."""
     evidence, bad = measured.evidence, metrics["tokens_nonfinite"]
     if not bad:
         return None
@@ -96,14 +93,15 @@ def nonfinite(measured: Measurement, metrics: Metrics) -> Signs | None:
 
 @cause(
     "error",
-    "one value, again and again, where the other policy gives many: tokens of a tool, lost log-probs; or tokens that "
-    "one policy calls impossible",
     "These tokens were not sampled (output of a tool, a template, padding), or their log-probs were lost: mask them, "
     "or fetch the log-probs. Greedy sampling looks like this too: its log-probs are all 0.",
     hides=OF_D,
 )
 def filled(measured: Measurement, metrics: Metrics) -> Signs | None:
-    """Recognize a placeholder: one value at many tokens to which the other policy gives many values."""
+    """One value, again and again, where the other policy gives many: tokens of a tool, lost log-probs.
+
+    Or tokens that one policy calls impossible.
+    """
     evidence = measured.evidence
     for side in ("rollout", "train"):
         most = evidence.repeated[side].most_common(3)
@@ -148,13 +146,14 @@ def filled(measured: Measurement, metrics: Metrics) -> Signs | None:
 
 @cause(
     "error",
-    "log-probs of exactly one value on both sides, mostly 0, fill the ends, or the beginnings, of rows: padding "
-    "without a mask, or a mask that is too long",
     "Pass the mask (--field mask=NAME; in Python mask=), or the lengths. Without it padding counts as tokens that "
     "agree: k3 and every mean are too small, and criteria over sequences keep too much.",
 )
 def padding(measured: Measurement, metrics: Metrics) -> Signs | None:
-    """Recognize padding that no mask hides: one value that fills rows up to their length."""
+    """Log-probs of exactly one value on both sides, mostly 0, fill the ends, or the beginnings, of rows.
+
+    Padding without a mask, or a mask that is too long.
+    """
     evidence, sequences = measured.evidence, int(metrics["sequences"])
     for value, filler in evidence.padding.fillers.items():
         beyond = filler.beyond(sequences, evidence.tokens)
@@ -232,13 +231,12 @@ def _mask_too_long(value: float, beyond: Beyond, tokens: int, metrics: Metrics) 
 
 @cause(
     "warning",
-    "both log-probs are the same bits: nothing is measured, unless engine and trainer agree bit by bit",
     "Unless engine and trainer are built to agree bit by bit, one was copied from the other, and no correction has an "
     "effect: check which policy each field holds, and whether a bypass mode is on. If they are built that way, "
     "--fail-if 'findings > identical' lets it pass.",
 )
 def identical(measured: Measurement, metrics: Metrics) -> Signs | None:
-    """Recognize log-probs that are all equal."""
+    """Both log-probs are the same bits: nothing is measured, unless engine and trainer agree bit by bit."""
     evidence = measured.evidence
     if measured.bits is not None or evidence.finite < 50 or evidence.equal < evidence.finite:
         return None
@@ -248,13 +246,12 @@ def identical(measured: Measurement, metrics: Metrics) -> Signs | None:
 
 @cause(
     "note",
-    "log-probs were rounded to bfloat16: a note",
     "This alone makes D wrong by up to 1/512 of the log-prob. Compute the log-softmax in float32 and store its result "
     "in float32.",
     views=(DISTRIBUTION,),
 )
 def bfloat16(measured: Measurement, metrics: Metrics) -> Signs | None:
-    """Recognize log-probs that went through bfloat16."""
+    """Log-probs were rounded to bfloat16: a note."""
     evidence = measured.evidence
     share = {side: evidence.in_bfloat16[side] / max(1, evidence.fractional[side]) for side in SIDES}
     coarse = [
@@ -272,13 +269,12 @@ def bfloat16(measured: Measurement, metrics: Metrics) -> Signs | None:
 
 @cause(
     "error",
-    "the log-probs fit one or two tokens earlier or later, in all sequences or in some",
     "Logits at t predict token t + 1. Either the labels are shifted by one on one side only, or one side counts a "
     "first token (BOS, the last of the prompt) that the other does not.",
     hides=(*OF_D, "swapped", "reordered"),
 )
 def shifted(measured: Measurement, metrics: Metrics) -> Signs | None:
-    """Recognize log-probs that fit when one side is moved by a token or two."""
+    """The log-probs fit one or two tokens earlier or later, in all sequences or in some."""
     evidence, pairing = measured.evidence, measured.evidence.pairing
     total, tested, noun = sum(pairing.shifted.values()), pairing.paired, "sequence"
     late, later = pairing.later_shifted, pairing.later_paired
@@ -313,13 +309,12 @@ def shifted(measured: Measurement, metrics: Metrics) -> Signs | None:
 
 @cause(
     "error",
-    "the log-probs fit another sequence",
     "One side was sorted, shuffled or balanced over ranks after the log-probs were computed: join both sides by an id "
     "before any reordering.",
     hides=(*OF_D, "reordered"),
 )
 def swapped(measured: Measurement, metrics: Metrics) -> Signs | None:
-    """Recognize rollout log-probs that belong to another sequence."""
+    """The log-probs fit another sequence."""
     found = measured.evidence.pairing.swapped
     if found.having < max(2, 0.05 * found.tested):
         return None
@@ -342,14 +337,13 @@ def swapped(measured: Measurement, metrics: Metrics) -> Signs | None:
 
 @cause(
     "error",
-    "a sequence has the same log-probs on both sides, in another order",
     "Tokens of a sequence were put together in another order on one side: context parallelism that deals out chunks "
     "in a zigzag, chunks of a stream that were joined backwards, a shift by more than two tokens. Compare the order of "
     "the token ids on both sides.",
     hides=OF_D,
 )
 def reordered(measured: Measurement, metrics: Metrics) -> Signs | None:
-    """Recognize log-probs that agree when both sides are sorted."""
+    """A sequence has the same log-probs on both sides, in another order."""
     found = measured.evidence.pairing.order
     if found.having < max(2, 0.05 * found.tested):
         return None
@@ -369,12 +363,11 @@ def reordered(measured: Measurement, metrics: Metrics) -> Signs | None:
 
 @cause(
     "error",
-    "within a sequence, one side is a multiple of the other: divided by the length, or logarithms to another base",
     "Pass natural logarithms of single tokens: no mean over the sequence, no division by its length, no log2 or log10.",
     hides=OF_D,
 )
 def scale(measured: Measurement, metrics: Metrics) -> Signs | None:
-    """Recognize log-probs that were multiplied by a constant, or divided by the length of their sequence."""
+    """Within a sequence, one side is a multiple of the other: divided by the length, or logarithms to another base."""
     found = measured.evidence.by_sequence
     scaled, tested = found.scale.having, found.scale.tested
     if scaled < max(2, 0.05 * tested):
@@ -408,14 +401,16 @@ def scale(measured: Measurement, metrics: Metrics) -> Signs | None:
 
 @cause(
     "warning",
-    "later turns, or their first tokens, differ far more than equally likely tokens: retokenization, chat template",
     "Keep the token ids that the engine sampled and append to them; do not decode a conversation and tokenize it "
     "again. Where whole turns are off, compare what stands before them on both sides: template, output of tools.",
     hides=("wrong_weights", "temperature", "renormalized", "penalties", "positions", *SAMPLED),
     views=("turn", "position"),
 )
 def turn_starts(measured: Measurement, metrics: Metrics) -> Signs | None:
-    """Recognize later turns, or their first tokens, that differ more than equally likely tokens."""
+    """Later turns, or their first tokens, differ far more than equally likely tokens.
+
+    Retokenization, or a chat template.
+    """
     turns = measured.evidence.turns
     first_turn, later = [FIRST_TURN], list(range(OTHER_TURNS + 1))
     whole = 0.0
@@ -482,14 +477,13 @@ def turn_starts(measured: Measurement, metrics: Metrics) -> Signs | None:
 
 @cause(
     "error",
-    "log-probs that do not correlate, at any shift; a head that was not trained or tied",
     "Check first that both sides list their sequences in one order. Then compare the logits of one prompt in trainer "
     "and engine right after the weights are sent: parameters that were skipped, a tied lm_head, another checkpoint, "
     "another chat template or tokenizer; or log-probs gathered at the wrong logits.",
     hides=("sequence_starts", "temperature", "renormalized", "penalties", "positions", *SAMPLED),
 )
 def wrong_weights(measured: Measurement, metrics: Metrics) -> Signs | None:
-    """Recognize log-probs of two models that have nothing to do with one another."""
+    """Log-probs that do not correlate, at any shift; a head that was not trained or tied."""
     evidence, fit = measured.evidence, measured.evidence.fit
     correlation = evidence.fit["log_prob_correlation"]
     if evidence.by_sequence.part() is not None:
@@ -543,14 +537,13 @@ def _not_moved(measured: Measurement) -> str:
 
 @cause(
     "warning",
-    "the first token of a sequence differs far more than equally likely ones: the end of the prompt",
     "Compare the token ids of the prompts on both sides: a BOS that is added twice or never, a generation prompt that "
     "the template adds on one side, a mask that begins one token early.",
     hides=("temperature", "renormalized", *SAMPLED),
     views=("position",),
 )
 def sequence_starts(measured: Measurement, metrics: Metrics) -> Signs | None:
-    """Recognize first tokens of sequences that differ more than equally likely ones."""
+    """The first token of a sequence differs far more than equally likely ones: the end of the prompt."""
     positions = measured.evidence.positions
     count, magnitude = positions.table()
     if positions.tokens([0]) < 20:
