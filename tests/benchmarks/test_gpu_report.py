@@ -46,14 +46,14 @@ def test_a_step(code, about, status, tmp_path, monkeypatch):
     assert status != "failed" or entry["output"] == ["a line"]
 
 
-@pytest.mark.parametrize(
-    "wrote", ['{"failed": {"a::wrong": ["last"]}}', '{"many_tokens": {"what": "w", "held": false, "said": "s"}}']
-)
-def test_a_step_that_is_cut_has_failed_if_what_it_found_is_wrong(wrote, tmp_path, monkeypatch):
+def test_a_step_that_is_cut_has_failed_if_what_it_found_is_wrong(tmp_path, monkeypatch):
     monkeypatch.setattr(gpu_report, "GRACE", 1)
-    code = f"import sys, time; open(sys.argv[1], 'w').write({wrote!r}); time.sleep(60)"
+    found = {"failed": {"a::wrong": ["last"]}}
+    code = f"import json, sys, time; f = open(sys.argv[1], 'w'); json.dump({found!r}, f); f.close(); time.sleep(60)"
     cut = Step("one", "what it shows", [sys.executable, "-c", code, "{json}"], 4.0, may_be_cut=True)
     assert gpu_report.run_step(cut, tmp_path, 4.0)["status"] == "failed"
+    assert gpu_report.is_wrong({"many_tokens": {"what": "w", "held": False, "said": "s"}})
+    assert not gpu_report.is_wrong({"many_tokens": {"what": "w", "held": True, "said": "s"}, "failed": {}})
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,7 @@ def test_ranges_of_what_is_summed(dtype):
 
 def keeps(values, criterion, dtype):
     """Tell whether one sequence with these D, and these external values, is kept."""
-    train = torch.tensor([values], dtype=dtype)
+    train = torch.as_tensor(values, dtype=dtype)[None]
     return rc.correct(
         train, torch.zeros_like(train), rc.Batch(external={"x": train}), spec=rc.Spec(criteria=(criterion,))
     ).keep.item()
@@ -77,7 +77,7 @@ def test_a_million_small_steps_do_not_drift():
     for side, away in (("lower", -3e-4), ("upper", 3e-4)):
         for bound, passes in ((-total + away, True), (-total - away, False)):
             criterion = rc.Criterion("k1", over="sequence", reduce="sum", **{side: bound})
-            assert keeps(d[0].tolist(), criterion, torch.float32) == passes, (side, bound)
+            assert keeps(d[0], criterion, torch.float32) == passes, (side, bound)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
@@ -100,7 +100,7 @@ def test_a_mean_weight_is_divided_by_unless_it_is_1e_8_or_less(level):
         assert out.weights.item() == near(weight, terms=FORMULA, size=0.0), d
 
 
-@pytest.mark.parametrize("d", [-3.0, -8.0, -10.0, -15.0, -20.0])
+@pytest.mark.parametrize("d", [-3.0, -10.0, -20.0])
 @pytest.mark.parametrize("way", ["blocks", "whole"])
 def test_the_smallest_weight_is_a_weight(d, way):
     with run_as(way):
@@ -111,7 +111,7 @@ def test_the_smallest_weight_is_a_weight(d, way):
 
 @pytest.mark.parametrize("level", KINDS)
 @pytest.mark.parametrize("way", ["blocks", "whole"])
-@pytest.mark.parametrize("center", [-1.0, -4.0, -8.0, -12.0, -17.0])
+@pytest.mark.parametrize("center", [-1.0, -8.0, -17.0])
 def test_weights_near_0_keep_their_mean_spread_and_sample_size(center, way, level):
     """Sums of w - 1 alone gave a standard deviation of 0 at e^-8, and a sample size of 0 at e^-12."""
     generator = torch.Generator().manual_seed(0)
@@ -140,7 +140,7 @@ def assert_moments(found, key, x):
         assert found[f"{key}_{name}"] == near(value.item(), torch.float32, size=0.0), (key, name)
 
 
-@pytest.mark.parametrize("spread", [0.0, 0.01, 0.5])
+@pytest.mark.parametrize("spread", [0.0, 0.5])
 def test_a_batch_of_one_ratio_has_the_whole_sample_size(spread):
     """As blocks of few tokens, of many, which have sums of their own, and as the whole batch."""
     generator = torch.Generator().manual_seed(1)
@@ -185,8 +185,10 @@ def test_spreads_that_are_small_do_not_cancel():
         assert constant.metrics()["prob_correlation"] == 0.0
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("over", [None, *REDUCTIONS])
+@pytest.mark.parametrize(
+    ("over", "dtype"),
+    zip((None, None, None, *REDUCTIONS), itertools.cycle((torch.float64, torch.float32, torch.bfloat16)), strict=False),
+)
 def test_bounds_are_inclusive_to_the_bit(dtype, over):
     """A value on the bound passes; a bound hardly beyond it does not, though float32 would round it back.
 

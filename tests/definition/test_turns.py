@@ -30,7 +30,7 @@ def test_one_turn_a_sequence_gives_the_bits_of_the_sequence(dtype):
         batch = spoil(random_sequences(seed, (5, 1, 7, 0, 4, 30)), seed)
         laid = lay_out(batch, layout, dtype)
         offsets = offsets_of(laid, [[len(sequence)] for sequence in batch])
-        for of_turns, of_sequences in zip(specs_over("turn"), specs_over("sequence"), strict=True):
+        for of_turns, of_sequences in list(zip(specs_over("turn"), specs_over("sequence"), strict=True))[seed % 3 :: 3]:
             one, other = laid.correct(of_turns, turns=offsets), laid.correct(of_sequences)
             assert results(laid, one)[:2] == results(laid, other)[:2]
             # A sequence without slots has no turn of its own.
