@@ -168,7 +168,7 @@ bench-tiny: $(VENV)/installed-test
 	$(VENV)/bin/python -m benchmarks.costs --check
 
 gpu-report:
-	$(PYTHON) -m benchmarks.gpu_report $(ARGS)
+	$(PYTHON) -m benchmarks.gpu.report $(ARGS)
 
 # ARGS=--rehearse before the changelog is closed.
 release: $(VENV)/installed-release

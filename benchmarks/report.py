@@ -9,7 +9,7 @@ from pathlib import Path
 from benchmarks.costs import tables as costs
 from benchmarks.cpu.tables import DISTURBED, absent, all_tables, in_short
 from benchmarks.cpu.turns import BUSY
-from benchmarks.gpu_report import page as gpu_page
+from benchmarks.gpu import page as gpu_page
 from benchmarks.machine import RESULTS, ROOT
 from benchmarks.tables import Found, markdown, markdown_rows
 from rollout_corr.whole_files import write_whole

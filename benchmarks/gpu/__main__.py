@@ -1,7 +1,7 @@
-"""The benchmark of a GPU: `python -m benchmarks.gpu` from the root of a checkout.
+"""What a GPU is asked for, by `python -m benchmarks.gpu [headline | kernels | checks NAME ...]` in a checkout.
 
-For each operation of the plan all results are compared with ours, then all contenders run in turns. Results are written
-after every operation, so a run that dies loses at most one.
+Without a command the benchmark. For each operation of the plan all results are compared with ours, then all contenders
+run in turns. Results are written after every operation, so a run that dies loses at most one.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from benchmarks.cases.batches import CASES
 from benchmarks.cases.contenders import contenders, with_compiler
 from benchmarks.cases.operations import PLAN, planned
 from benchmarks.cases.operations import TRACED as TRACED_PLAN
+from benchmarks.gpu import checks, headline, kernels
 from benchmarks.gpu import tables as gpu_tables
 from benchmarks.gpu.device import Gpu
-from benchmarks.gpu.measure import Budget, first_line, measure, profiled
+from benchmarks.gpu.measure import KEPT_LINES, Budget, first_line, measure, profiled
 
 # Seconds of rounds for an operation.
 ROUNDS = 3.0
@@ -30,13 +31,11 @@ ROUNDS = 3.0
 ROOM = 8.0
 # Parts of the benchmark, and the list of the results that each fills. Last the profile: see measure.profiled.
 PARTS = {"times": "measured", "traced": "traced", "profile": "profiled"}
-# Lines that are kept of a traceback.
-KEPT_LINES = 20
 
 Results = dict[str, Any]
 
 
-def run(where: Gpu, results: Results, options: argparse.Namespace, budget: Budget) -> None:
+def measured(where: Gpu, results: Results, options: argparse.Namespace, budget: Budget) -> None:
     """Measure all that was asked for, and add it; an error becomes a problem in the results."""
     for part, into in PARTS.items():
         if part not in options.parts:
@@ -70,25 +69,9 @@ def run(where: Gpu, results: Results, options: argparse.Namespace, budget: Budge
                 where.synchronize()
 
 
-def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """Parse the command line."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description="The benchmark of a GPU.")
-    parser.add_argument("--tiny", action="store_true", help="sizes that show only that everything works")
-    parser.add_argument("--cases", nargs="+", choices=CASES, metavar="CASE")
-    parser.add_argument("--parts", nargs="+", choices=PARTS, default=["times"], help="default: times")
-    parser.add_argument("--rounds", type=float, default=ROUNDS, help="seconds of rounds for each operation")
-    parser.add_argument("--seconds", type=float, default=3600.0, help="of the whole run; what does not fit is left out")
-    parser.add_argument("--json", type=Path, help="write the results, after every operation")
-    return parser.parse_args(arguments)
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
+def benchmark(where: Gpu, options: argparse.Namespace) -> int:
     """Run, print and write; return the exit status, 1 if something could not be measured."""
-    options = parse(arguments)
     budget = Budget(options.seconds)
-    if not torch.cuda.is_available():
-        sys.exit("benchmarks.gpu: torch sees no GPU here")
-    where = Gpu(options.tiny)
     results: Results = {
         "benchmark": "device",
         **machine.head(),
@@ -97,10 +80,36 @@ def main(arguments: Sequence[str] | None = None) -> int:
         **{name: [] for name in PARTS.values()},
         "not_reached": [],
     }
-    run(where, results, options, budget)
+    measured(where, results, options, budget)
     print("\n".join(gpu_tables.facts(results)), "\n")
     print(tables.drawn(gpu_tables.all_tables(results), gpu_tables.notes(results)))
     return 1 if gpu_tables.problems(results) else 0
+
+
+COMMANDS = {"benchmark": benchmark, "headline": headline.run, "kernels": kernels.run, "checks": checks.run}
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """Parse the command line."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description="What a GPU is asked for.")
+    parser.add_argument("command", nargs="?", choices=COMMANDS, default="benchmark", help="default: benchmark")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"checks, of {', '.join(checks.CHECKS)}; default: all")
+    parser.add_argument("--tiny", action="store_true", help="sizes that show only that everything works")
+    parser.add_argument("--json", type=Path, help="write what is found, after each part of it")
+    parser.add_argument("--once", action="store_true", help="kernels: run each once, for a profiler around the process")
+    parser.add_argument("--cases", nargs="+", choices=CASES, metavar="CASE")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=["times"], help="default: times")
+    parser.add_argument("--rounds", type=float, default=ROUNDS, help="seconds of rounds for each operation")
+    parser.add_argument("--seconds", type=float, default=3600.0, help="of the whole run; what does not fit is left out")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Do what is asked; return the exit status."""
+    options = parse(arguments)
+    if not torch.cuda.is_available():
+        sys.exit("benchmarks.gpu: torch sees no GPU here")
+    return COMMANDS[options.command](Gpu(options.tiny), options)
 
 
 if __name__ == "__main__":

@@ -24,6 +24,8 @@ FEWEST, MOST = 5, 51
 IN_A_ROW, MOST_IN_A_ROW = 16, 1 << 21
 # With fewer seconds left no contender begins to compile for long.
 COMPILING = 30.0
+# Lines that are kept of a traceback.
+KEPT_LINES = 20
 
 Everybody = Callable[[Batch, Operation], list[Contender]]
 

@@ -16,7 +16,7 @@ import rollout_corr as rc
 from benchmarks import report
 from benchmarks.cases.batches import both_layouts
 from benchmarks.costs import __main__ as costs
-from benchmarks.costs import bounds, driver, ours, peers, picture, tables
+from benchmarks.costs import driver, ours, peers, picture, tables
 from benchmarks.costs.counting import Cost, Wait, cost_of
 from rollout_corr.backends import loss_operators, operators, step
 from rollout_corr.backends.loss_task import beyond_kernels
@@ -123,14 +123,6 @@ def test_without_a_compiler_the_host_is_not_timed(tmp_path, monkeypatch):
     monkeypatch.delenv("CC", raising=False)
     with pytest.raises(driver.NoCompiler, match="expected a C compiler"):
         driver.library(tmp_path / "built")
-
-
-def test_the_chart_shows_the_counts_of_today():
-    again = "draw it again: python -m benchmarks.costs.bounds"
-    assert bounds.digest(RESULTS) in bounds.CHART.read_text(encoding="utf-8"), again
-    row = {"launches": 2, "waits": 1, "read": 43_000_000, "written": 0}
-    found = [bounds.bound(row | {"written": written}) for written in (0, 129_000_000)]
-    assert found == pytest.approx([30e-6, 40e-6])
 
 
 # --- ours ---

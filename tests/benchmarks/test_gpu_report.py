@@ -11,8 +11,8 @@ import sys
 
 import pytest
 
-from benchmarks.gpu_report import __main__ as gpu_report
-from benchmarks.gpu_report.__main__ import Step
+from benchmarks.gpu import report as gpu_report
+from benchmarks.gpu.report import Step
 
 SAYS = "import sys; open(sys.argv[1], 'w').write('{\"held\": 1}'); print('a line'); "
 JUNIT = """<testsuites><testsuite><testcase classname="a" name="right"/><testcase classname="a" name="wrong">

@@ -1,6 +1,6 @@
 """Everything that a GPU can tell about a commit, in one command and at most seven minutes.
 
-`make gpu-report` from the root of a checkout, or, where the package is installed, `python -m benchmarks.gpu_report`. It
+`make gpu-report` from the root of a checkout, or, where the package is installed, `python -m benchmarks.gpu.report`. It
 needs torch with CUDA, Triton, pytest and hypothesis, and no network. Steps run one after the other, each in a process
 with a time limit, and both files are written after each of them.
 """
@@ -27,7 +27,7 @@ from xml.etree import ElementTree
 import torch
 
 from benchmarks import machine
-from benchmarks.gpu_report import page
+from benchmarks.gpu import page
 from benchmarks.machine import ROOT
 
 # Of the whole run; with the start before it less than seven minutes.
@@ -76,7 +76,7 @@ def steps(rehearsal: bool = False) -> list[Step]:
     # In a rehearsal kernels run in an interpreter of PTX, and tensors on the CPU.
     python = [sys.executable, "-m"]
     run, tiny = ([*python, "ptx.without_gpu"], ["--tiny"]) if rehearsal else (python, [])
-    report = "benchmarks.gpu_report"
+    run, json_and_size = [*run, "benchmarks.gpu"], ["--json", "{json}", *tiny]
     tests = [*python, "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider", "--junitxml", "{xml}"]
     tests += ["--continue-on-collection-errors"]
     # Each is a context of CUDA, and a compiler on a core.
@@ -85,20 +85,20 @@ def steps(rehearsal: bool = False) -> list[Step]:
     rooms = ["tests/kernels", "tests/backends", "tests/api"]
     quick = ["--quick", *(["--without-gpu", "tests/kernels/test_graphs.py"] if rehearsal else rooms)]
     checks = ["many_sequences", *([] if rehearsal else ["compiles", "many_tokens"])]
-    benchmark = [*run, "benchmarks.gpu", "--json", "{json}", "--seconds", "{seconds}", "--rounds", "1.5", *tiny]
+    benchmark = [*run, "benchmark", *json_and_size, "--seconds", "{seconds}", "--rounds", "1.5"]
     benchmark += ["--cases", "SkyRL's row"] if rehearsal else ["--parts", "times", "traced", "profile"]
     counters = ["ncu", "--clock-control", "none", "--csv", "--set", "basic", "--section", "WarpStateStats"]
     counters += ["--section", "ComputeWorkloadAnalysis", "--kernel-name", COUNTED, "--launch-count", "40"]
 
     def watched(tool: str, what: str, **environment: str) -> Step:
         command = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "9", *run]
-        command += [f"{report}.checks", "sanitized", "--json", "{json}"]
+        command += ["checks", "sanitized", "--json", "{json}"]
         return Step(tool, what, command, 60.0, True, "compute-sanitizer", environment)
 
-    each, everything = [*run, f"{report}.kernels"], [*run, f"{report}.checks", *checks, "--json", "{json}", *tiny]
+    each, everything = [*run, "kernels"], [*run, "checks", *checks, *json_and_size]
     return [
-        Step("first", "the headline", [*run, f"{report}.first", "--json", "{json}", *tiny], 60.0),
-        Step("kernels", "each kernel alone, registers", [*each, "--json", "{json}", *tiny], 40.0),
+        Step("first", "the headline", [*run, "headline", *json_and_size], 60.0),
+        Step("kernels", "each kernel alone, registers", [*each, *json_and_size], 40.0),
         Step("tests", "the tests that need a GPU, a case each", [*tests, *quick], 100.0, may_be_cut=True),
         Step("checks", "sizes, torch.compile", everything, 60.0, may_be_cut=True),
         Step("benchmark", "times, bytes, memory, launches", benchmark, 140.0),
@@ -200,7 +200,7 @@ def clocks_in(path: Path) -> list[list[float]]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run and write; return the exit status: 0 where all is well, 1 where it is not, 2 where there is no GPU."""
     names = [step.name for step in steps()]
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu_report", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu.report", description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path(), help="folder for gpu.json and gpu.md; default: this one")
     parser.add_argument("--seconds", type=float, help=f"of the whole run, default {SECONDS:.0f}")
     parser.add_argument("--steps", nargs="+", choices=names, metavar="STEP", help=f"some of {', '.join(names)}")

@@ -1,4 +1,4 @@
-"""The headline of a GPU, before anything else may go wrong: `python -m benchmarks.gpu_report.first --json FILE`.
+"""The headline of a GPU, before anything else may go wrong: `python -m benchmarks.gpu headline --json FILE`.
 
 Device, copy bandwidth, one comparison with the reference, and then for each call its time, one of 16 calls in a CUDA
 graph, which is launched once for all of them; the clock of the multiprocessors right after these; its launches, and
@@ -10,9 +10,7 @@ from __future__ import annotations
 import argparse
 import os
 import statistics
-import sys
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
@@ -41,18 +39,14 @@ def launches_of(call: Callable[[], object]) -> int:
     return len(seen)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def run(where: Gpu, options: argparse.Namespace) -> int:
     """Measure and write; return the exit status, 1 if the kernels do not equal the reference."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu_report.first")
-    parser.add_argument("--json", type=Path, required=True)
-    parser.add_argument("--tiny", action="store_true")
-    options = parser.parse_args(arguments)
-    where = Gpu(options.tiny)
     found: dict[str, Any] = {"machine": where.facts(), "calls": []}
 
     def save(**more: Any) -> None:
         found.update(more)
-        machine.write(options.json, found)
+        if options.json is not None:
+            machine.write(options.json, found)
         print(more, flush=True)
 
     def median(call: Callable[[], object]) -> float:
@@ -96,7 +90,3 @@ def main(arguments: Sequence[str] | None = None) -> int:
         save(calls=[*found["calls"], one])
         where.free()
     return 0 if found["agrees"] else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())

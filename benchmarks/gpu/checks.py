@@ -1,4 +1,4 @@
-"""Checks that must hold on a GPU beyond the tests: `python -m benchmarks.gpu_report.checks NAME ... --json x.json`.
+"""Checks that must hold on a GPU beyond the tests: `python -m benchmarks.gpu checks NAME ... --json FILE`.
 
 Each check raises `Broken`, or returns a sentence about what it saw. The file is written after every check.
 """
@@ -6,10 +6,8 @@ Each check raises `Broken`, or returns a sentence about what it saw. The file is
 from __future__ import annotations
 
 import argparse
-import sys
 import traceback
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,9 +19,8 @@ from benchmarks.cases import operations
 from benchmarks.cases.batches import CASES, Batch, Case, make
 from benchmarks.cases.contenders import corrected, loss_of, ours
 from benchmarks.cases.operations import BOTH, METRICS, PRODUCT, SURROGATE, TOKEN, XTUNER
-from benchmarks.gpu.__main__ import KEPT_LINES
 from benchmarks.gpu.device import Gpu
-from benchmarks.gpu.measure import first_line
+from benchmarks.gpu.measure import KEPT_LINES, first_line
 from rollout_corr.specs.terms import MeanOf
 
 
@@ -190,21 +187,19 @@ CHECKS: dict[str, Callable[[Gpu], str]] = {
 }
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def run(where: Gpu, options: argparse.Namespace) -> int:
     """Run checks; return the exit status, 1 if one does not hold."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu_report.checks")
-    parser.add_argument("checks", nargs="+", choices=CHECKS)
-    parser.add_argument("--json", type=Path, required=True)
-    parser.add_argument("--tiny", action="store_true")
-    options = parser.parse_args(arguments)
-    if not torch.cuda.is_available():
-        sys.exit("checks: torch sees no GPU here")
-    where, found = Gpu(options.tiny), dict[str, dict[str, Any]]()
-    for name in options.checks:
+    found = dict[str, dict[str, Any]]()
+
+    def save() -> None:
+        if options.json is not None:
+            machine.write(options.json, found)
+
+    for name in options.names or CHECKS:
         check = CHECKS[name]
         answer: dict[str, Any] = {"what": (check.__doc__ or "").splitlines()[0], "held": None, "said": "under way"}
         found[name] = answer
-        machine.write(options.json, found)
+        save()
         try:
             answer |= {"said": check(where), "held": True}
         except Broken as problem:
@@ -215,11 +210,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             traceback.print_exc()
             end = traceback.format_exc().splitlines()[-KEPT_LINES:]
             answer |= {"said": first_line(problem), "held": False, "traceback": end}
-        machine.write(options.json, found)
+        save()
         print(f"{name}: {'holds' if answer['held'] else 'BROKEN'}: {answer['said']}", flush=True)
         where.free()
     return 0 if all(one["held"] for one in found.values()) else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,4 +1,4 @@
-"""The kernels by themselves: `python -m benchmarks.gpu_report.kernels --json FILE`.
+"""The kernels by themselves: `python -m benchmarks.gpu kernels --json FILE`.
 
 Microseconds of each kernel in a call, by torch's profiler, and registers and spills of those that were compiled. With
 `--once` the calls run once and nothing is measured: for a profiler of hardware counters around this process.
@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 from triton.runtime.jit import JITFunction
@@ -34,14 +33,8 @@ def compiled() -> Iterator[dict[str, Any]]:
                 yield {"kernel": function.__name__, **about}
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def run(where: Gpu, options: argparse.Namespace) -> int:
     """Measure and write."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu_report.kernels")
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--tiny", action="store_true")
-    parser.add_argument("--once", action="store_true")
-    options = parser.parse_args(arguments)
-    where = Gpu(options.tiny)
     found: dict[str, Any] = {"kernels": [], "compiled": []}
     for name, operation in CALLS[:2] if options.tiny else CALLS:
         call, _ = ours(make(CASES[name].tiny() if options.tiny else CASES[name], "cuda"), operation)
@@ -57,7 +50,3 @@ def main(arguments: Sequence[str] | None = None) -> int:
             machine.write(options.json, found)
         where.free()
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,1 +1,0 @@
-"""The report of a GPU about a commit: `python -m benchmarks.gpu_report`."""
