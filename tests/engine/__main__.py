@@ -13,14 +13,14 @@ from engine.verdicts import ACCEPTED, HEALTHY, diagnose, outcome, verdict
 def main() -> int:
     parser = argparse.ArgumentParser(prog="engine", description=__doc__)
     parser.add_argument("--models", type=Path, default=Path("build/engine"), help="where they are, or will be")
-    parser.add_argument("--kinds", nargs="*", choices=models.KINDS, default=models.KINDS)
+    parser.add_argument("--kinds", nargs="*", choices=(*models.KINDS, "moe"), default=models.RECORDED)
     parser.add_argument("--seeds", type=int, nargs="*", default=[1])
     parser.add_argument("--sequences", type=int, default=48)
     parser.add_argument("--record", action="store_true", help="rewrite the recorded dumps, with the last seed")
     args = parser.parse_args()
     torch.set_num_threads(1)
     models.make(args.models, args.kinds)
-    wrong = []
+    healthy, ill = [], []
     for kind in args.kinds:
         for seed in args.seeds:
             dumps = {}
@@ -28,13 +28,19 @@ def main() -> int:
                 dumps[dump.mode] = dump.tensors()
                 diagnosis = diagnose(dumps[dump.mode])
                 judged = outcome(dump.mode, diagnosis)
-                wrong += [dump.mode] if judged == "wrong" else []
+                if "healthy" not in ACCEPTED[dump.mode]:
+                    ill.append(judged)
+                elif ACCEPTED[dump.mode] == HEALTHY:
+                    healthy.append(judged)
                 accepted = f", accepted: {', '.join(ACCEPTED[dump.mode])}" if judged == "wrong" else ""
                 print(f"{kind} {seed} {judged}: {dump.mode}: {verdict(diagnosis)}{accepted}", flush=True)
         if args.record:
             recorded.write(kind, dumps)
-    alarms = [mode for mode in wrong if ACCEPTED[mode] == HEALTHY]
-    print(f"{len(alarms)} false alarms, {len(wrong) - len(alarms)} ill modes not named")
+    alarms = healthy.count("wrong")
+    print(
+        f"{alarms} false alarms in {len(healthy)} healthy dumps; of {len(ill)} ill ones {ill.count('right')} are named, "
+        f"{ill.count('too small')} too small to matter, {ill.count('wrong')} wrong or missed"
+    )
     return int(bool(alarms))
 
 

@@ -1,8 +1,9 @@
-"""Small language models trained from scratch on what Python ships: a flat one, a peaky one, a mixture of experts.
+"""Small language models trained from scratch on what Python ships, of several architectures.
 
 Thresholds of a mismatch depend on how sure a model is. The flat model continues source code: its own samples have a
 perplexity of 10 to 15. The peaky one works problems step by step, as models in RL do: most tokens follow from the ones
-before, some choose how to go on, and its perplexity is below 2.
+before, some choose how to go on, and its perplexity is below 2. *gemma* works problems in half of its answers and
+continues prose in the others, *stablelm* continues prose byte by byte.
 """
 
 import copy
@@ -10,6 +11,8 @@ import json
 import random
 import sysconfig
 import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -17,9 +20,9 @@ import torch
 PAD, BOS, EOS, USER, ASSISTANT, TOOL = range(6)
 SPECIALS = ["<pad>", "<bos>", "<eos>", "<user>", "<assistant>", "<tool>"]
 VOCABULARY = 512
+TOKENIZERS = {"tokenizer.json": VOCABULARY, "bytes.json": len(SPECIALS) + 256}
+"""Their vocabularies: with merges, and a token for each byte."""
 BLOCK, ROWS = 192, 8
-STEPS = {"flat": 700, "peaky": 900}
-KINDS = (*STEPS, "moe")
 AGES = (1, 4, 16, 64)
 """Checkpoints that are this many steps older than the last one, for stale engines."""
 
@@ -36,7 +39,14 @@ def source_code() -> str:
     return text.encode("ascii", "ignore").decode()
 
 
-def make_tokenizer(text: str):
+def prose() -> str:
+    """The language reference that `help()` shows, as ASCII."""
+    from pydoc_data.topics import topics
+
+    return "\n".join(topics[name] for name in sorted(topics)).encode("ascii", "ignore").decode()
+
+
+def make_tokenizer(text: str, vocabulary: int):
     """A byte-level BPE in which every digit is a token."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -45,7 +55,7 @@ def make_tokenizer(text: str):
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(split)
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=VOCABULARY, special_tokens=SPECIALS, initial_alphabet=alphabet)
+    trainer = trainers.BpeTrainer(vocab_size=vocabulary, special_tokens=SPECIALS, initial_alphabet=alphabet)
     tokenizer.train_from_iterator((text[i : i + 10_000] for i in range(0, 2_000_000, 10_000)), trainer)
     return tokenizer
 
@@ -104,12 +114,75 @@ CONFIG = {
 }  # fmt: skip
 
 
-def new_model():
-    """A Qwen3 of 4 layers in float32, of 0.9 million weights."""
-    from transformers import Qwen3Config, Qwen3ForCausalLM
+@dataclass(frozen=True)
+class Kind:
+    """What a model is, what it learns and what it is asked.
+
+    Attributes:
+        steps: Of training.
+        text: What it continues.
+        read: So many characters of it are learned, the others are for prompts.
+        shown: Whether it solves problems step by step.
+        asked: One prompt of so many is a problem, the others are beginnings of the text.
+        architecture: Names of the model and of its configuration in transformers.
+        config: What differs from CONFIG.
+        tokenizer: One of TOKENIZERS.
+    """
+
+    steps: int
+    text: Callable[[], str] | None = None
+    read: int = 0
+    shown: bool = False
+    asked: int = 4
+    architecture: tuple[str, str] = ("Qwen3ForCausalLM", "Qwen3Config")
+    config: dict = field(default_factory=dict)
+    tokenizer: str = "tokenizer.json"
+
+
+KINDS = {
+    "flat": Kind(700, source_code, 3_000_000),
+    "peaky": Kind(900, shown=True, asked=1),
+    # Norms on both sides of each part, scaled embeddings, a window in every second layer.
+    "gemma": Kind(
+        400, prose, 300_000, shown=True, asked=2, architecture=("Gemma3ForCausalLM", "Gemma3TextConfig"),
+        config={
+            "query_pre_attn_scalar": 32, "sliding_window": 64,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+        },
+    ),
+    # Norms and queries with biases, a quarter of each head rotated, a head of its own.
+    "stablelm": Kind(
+        400, prose, 300_000, architecture=("StableLmForCausalLM", "StableLmConfig"), tokenizer="bytes.json",
+        config={
+            "tie_word_embeddings": False, "use_qkv_bias": True,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25},
+        },
+    ),
+    # Multipliers of embeddings, attention, residuals and logits.
+    "granite": Kind(
+        500, prose, 300_000, shown=True, asked=3, architecture=("GraniteForCausalLM", "GraniteConfig"),
+        config={
+            "embedding_multiplier": 6.0, "attention_multiplier": 0.125, "residual_multiplier": 0.5,
+            "logits_scaling": 2.0,
+        },
+    ),
+}  # fmt: skip
+RECORDED = ("flat", "peaky", "moe")
+"""Models whose dumps are recorded; the others are held out: no rule of doctor was written with them."""
+
+
+def kind_of(model: str) -> Kind:
+    """The kind of a model; the mixture of experts is made of the flat one."""
+    return KINDS["flat" if model == "moe" else model]
+
+
+def new_model(kind: Kind):
+    """A model of 4 layers in float32, of 0.9 million weights."""
+    import transformers
 
     torch.manual_seed(0)
-    return Qwen3ForCausalLM(Qwen3Config(**CONFIG)).float()
+    model, config = (getattr(transformers, name) for name in kind.architecture)
+    return model(config(**CONFIG | kind.config)).float()
 
 
 @torch.no_grad()
@@ -137,11 +210,12 @@ def save(model, folder: Path) -> None:
     copy.deepcopy(model).to(torch.bfloat16).save_pretrained(folder)
 
 
-def train(kind: str, folder: Path, tokenizer, text: str) -> None:
+def train(name: str, folder: Path, tokenizer) -> None:
     """Trains a model and writes its checkpoints; about five minutes on one core."""
-    rng, steps = random.Random(0), STEPS[kind]
-    stream = torch.tensor(tokenizer.encode(text[:3_000_000]).ids) if kind != "peaky" else None
-    model = new_model()
+    kind = KINDS[name]
+    rng, steps = random.Random(0), kind.steps
+    stream = torch.tensor(tokenizer.encode(kind.text()[: kind.read]).ids) if kind.text else None
+    model = new_model(kind)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, betas=(0.9, 0.95), weight_decay=0.05)
     losses, started = [], time.time()
     for step in range(1, steps + 1):
@@ -155,7 +229,7 @@ def train(kind: str, folder: Path, tokenizer, text: str) -> None:
                 continue
             ids = []
             while len(ids) < BLOCK:
-                ids += conversation(tokenizer, rng, steps=stream is None)
+                ids += conversation(tokenizer, rng, steps=kind.shown)
             batch.append(ids[:BLOCK])
         ids = torch.tensor(batch)
         logits = model(ids).logits[:, :-1]
@@ -167,7 +241,7 @@ def train(kind: str, folder: Path, tokenizer, text: str) -> None:
         losses.append(loss.item())
         if step % 100 == 0:
             spent = time.time() - started
-            print(f"{kind}: step {step} of {steps}, loss {sum(losses[-100:]) / 100:.3f}, {spent:.0f} s", flush=True)
+            print(f"{name}: step {step} of {steps}, loss {sum(losses[-100:]) / 100:.3f}, {spent:.0f} s", flush=True)
         if steps - step in AGES:
             save(model, folder / f"old{steps - step}")
     save(model, folder)
@@ -235,23 +309,22 @@ def write_integers(folder: Path, out: Path, bits: int) -> None:
     (out / "config.json").write_text(json.dumps(config))
 
 
-def make(folder: Path, kinds=KINDS) -> None:
+def make(folder: Path, models=RECORDED) -> None:
     """Makes the models that are not in the folder yet; the mixture of experts needs the flat one."""
     folder.mkdir(parents=True, exist_ok=True)
-    text = source_code()
-    path = folder / "tokenizer.json"
-    if not path.exists():
-        make_tokenizer(text).save(str(path))
-    for kind in STEPS:
-        if kind in kinds and not (folder / kind / "config.json").exists():
-            train(kind, folder / kind, load_tokenizer(folder), text)
+    for name, vocabulary in TOKENIZERS.items():
+        if not (folder / name).exists():
+            make_tokenizer(source_code(), vocabulary).save(str(folder / name))
+    for model in KINDS:
+        if model in models and not (folder / model / "config.json").exists():
+            train(model, folder / model, load_tokenizer(folder, model))
             for bits in (8, 4):
-                write_integers(folder / kind, folder / kind / f"int{bits}", bits)
-    if "moe" in kinds and not (folder / "moe" / "config.json").exists():
+                write_integers(folder / model, folder / model / f"int{bits}", bits)
+    if "moe" in models and not (folder / "moe" / "config.json").exists():
         save(experts_of(load(folder / "flat")), folder / "moe")
 
 
-def load_tokenizer(folder: Path):
+def load_tokenizer(folder: Path, model: str):
     from tokenizers import Tokenizer
 
-    return Tokenizer.from_file(str(folder / "tokenizer.json"))
+    return Tokenizer.from_file(str(folder / kind_of(model).tokenizer))

@@ -54,14 +54,14 @@ class Study:
 
     Args:
         folder: That of the models.
-        kind: "flat", "peaky" or "moe".
+        kind: The name of a model.
         seed: Of prompts and sampling.
         count: The number of prompts.
     """
 
     def __init__(self, folder: Path, kind: str, seed: int, count: int) -> None:
         self.kind, self.seed, self.model = kind, seed, folder / kind
-        self.tokenizer = models.load_tokenizer(folder)
+        self.tokenizer = models.load_tokenizer(folder, kind)
         self.rng = random.Random(1000 + seed)
         self.prompts = [self.prompt(number) for number in range(count)]
 
@@ -75,14 +75,15 @@ class Study:
 
     @cached_property
     def text(self) -> str:
-        return models.source_code()[3_000_000:]
+        kind = models.kind_of(self.kind)
+        return kind.text()[kind.read :]
 
     def ask(self) -> list[int]:
         return [USER, *self.tokenizer.encode(models.problem(self.rng, True)[0]).ids, ASSISTANT]
 
     def prompt(self, number: int) -> list[int]:
-        """A question; for the flat models three of four are the beginning of some source code."""
-        if self.kind == "peaky" or number % 4 == 3:
+        """A question, or the beginning of a text that the model continues."""
+        if (number + 1) % models.kind_of(self.kind).asked == 0:
             return [BOS, *self.ask()]
         at = self.rng.randrange(len(self.text) - 400)
         return [BOS, *self.tokenizer.encode(self.text[at : at + self.rng.randrange(40, 200)]).ids]
@@ -175,7 +176,9 @@ def weights(study: Study, base: list[Answer]) -> Iterator[Dump]:
     from transformers import AutoModelForCausalLM
 
     config = copy.deepcopy(study.fp32.config)
-    config.rope_parameters = dict(config.rope_parameters, rope_theta=1e6)
+    rope = config.rope_parameters
+    for one in rope.values() if "rope_theta" not in rope else [rope]:  # each kind of layer may have its own
+        one["rope_theta"] = 1e6
     other = AutoModelForCausalLM.from_config(config).float().eval()
     other.load_state_dict(study.fp32.state_dict())
     yield study.dump("rope_theta", base, logp(other, base))
@@ -289,6 +292,8 @@ def precision(study: Study) -> Iterator[Dump]:
         ("kv_cache_fp8_e4m3", "", {"kv_cache_dtype": "fp8_e4m3"}),
         ("kv_cache_fp8_e5m2", "", {"kv_cache_dtype": "fp8_e5m2"}),
     ):
+        if (study.kind, name) == ("gemma", "fp16"):
+            continue  # vLLM refuses it
         with engine(study.model / folder, **settings) as llm:
             if name == "prefix_caching":
                 study.sample(llm)  # so that the second time every prompt is in the cache
