@@ -146,6 +146,10 @@ GROUP_TIMES, GROUP_MATTERS, SURELY_OTHER = 2.0, 5e-3, 10.0
 # temperature in a few sequences moves their first tokens most.
 STARTS_FEWEST, STARTS_SHARE, STARTS_MOST = 10, 0.15, 30.0
 
+# |D| of first tokens is so many times that of the rest of their own sequences, at equal probability. Where the prompt
+# is another one it is 2 and more; where some sequences are off throughout, so are their first tokens: 0.9 to 1.
+STARTS_OWN = 1.5
+
 # Tokens that one policy calls impossible are no outliers if they are so many, and this share of all.
 IMPOSSIBLE_FEWEST, IMPOSSIBLE_SHARE = 5, 1e-3
 
@@ -164,6 +168,9 @@ TEMPERATURE_PART, TEMPERATURE_MOST, TEMPERATURE_WIDE = 0.3, 0.78, 0.3
 # What a penalty takes from tokens that repeat goes to all others: D of those that repeat is above 0 by this part of
 # what the others are below it.
 PENALTY_LIFTED = 0.27
+
+# A penalty explains this share of the squares of D. True ones explain 0.08 and more, other bugs up to 0.005.
+PENALTY_PART = 0.02
 
 # Two passes of the trainer vary where they are this part, in squares, of their distance from the engine apart, and
 # equally far from it but for this factor. A pass that has learned as much is 1.5 times as far.

@@ -184,7 +184,7 @@ def noisy_temperature(apart, scale=1.0 / 0.75, **model_arguments):
     return model.sampled(scale * model.logits + apart * model.normal(model.count, VOCABULARY))
 
 
-def repeated_are_lifted(by):
+def repeated_are_lifted(by, others=0.15, noise=0.0):
     """Another prompt lowers the trainer's log-probs of first tokens, which repeat least."""
     model = Model(0, sequences=60)
     columns = model.healthy()
@@ -193,8 +193,38 @@ def repeated_are_lifted(by):
     for i, (row, token) in enumerate(zip(model.owner.tolist(), columns["token_ids"].tolist(), strict=True)):
         repeated[i] = seen[row, token]
         seen[row, token] = True
-    columns["train_logp"] -= 0.15 * ~repeated
-    columns["rollout_logp"] -= by * repeated
+    columns["train_logp"] -= others * ~repeated + noise * model.normal(model.count).abs()
+    columns["rollout_logp"] -= by * repeated + noise * model.normal(model.count).abs()
+    return columns
+
+
+def off_throughout(where):
+    """A quarter of the sequences is short, so of first tokens it has more than of others."""
+    model = Model(0, sequences=80)
+    short = (model.owner % 4 == 0) & (model.position < 16)
+    other = model.logits + (short & where(model))[:, None] * model.normal(model.count, VOCABULARY)
+    kept = short | (model.owner % 4 != 0)
+    columns = {name: x[kept] for name, x in model.sampled(other).items() if name != "cu_seqlens"}
+    return columns | {"lengths": torch.bincount(model.owner[kept])}
+
+
+def multiples_under_top_k():
+    """Answers of one form, which other log-probs than theirs do not fit, while all sequences are off as much."""
+    columns = dumps.renormalized(0, top_k=2)
+    few = slice(int(columns["cu_seqlens"][4]))
+    columns["rollout_logp"][few] = columns["train_logp"][few] / 2.7
+    return columns
+
+
+def next_place():
+    """Log-probs of the next place. Half of the tokens are blanks in runs, which are as sure there."""
+    model = Model(0)
+    blank = torch.arange(model.count) // 20 % 2 == 0
+    for logits in (model.logits, model.engine):
+        logits[:, 0] += torch.where(blank, 20.0 + 5.0 * model.uniform(model.count), 0.0)
+    columns = model.healthy()
+    columns["train_logp"] = at(model.logits.log_softmax(1).roll(-1, 0), columns["token_ids"])
+    assert measured(columns).metrics()["prob_correlation"] > 0.3
     return columns
 
 
@@ -317,6 +347,7 @@ ROWS = [
     ("impossible to the engine", partial(impossible, "rollout"), "filled error", "the rollout log-probs call "),
     ("another model, whose log-probs are far off everywhere", partial(dumps.other_weights, 0), "wrong_weights error",
      "no shift and no other sequence fits better"),
+    ("gathered at the next place, between blanks", next_place, "wrong_weights error", "gathered at the wrong logits"),
     ("ids of a shard 16 later", later_ids, "different_policies warning", "further apart"),
     ("a flat trainer", flat_trainer, "!renormalized"),
     ("top-k of a nearly even policy", nearly_even, "renormalized error ..."),
@@ -345,8 +376,15 @@ ROWS = [
      lambda: (c := mixes.penalized(0, 0.0)) | {"train_logp": 0.5 * c["train_logp"]}, "!penalties"),
     ("repeated tokens hardly lifted", partial(repeated_are_lifted, 0.01), "!penalties"),
     ("repeated tokens lifted", partial(repeated_are_lifted, 0.07), "penalties warning ..."),
+    ("repeated tokens lifted a little", partial(repeated_are_lifted, 0.03, 0.03), "penalties warning ..."),
+    ("repeated tokens lifted by 1 % of the squares of D", partial(repeated_are_lifted, 0.03, 0.03, 0.4),
+     "different_policies warning ..."),
     # --- where
     ("five samples of one prompt", one_prompt, ""),
+    ("first tokens of some sequences", partial(off_throughout, lambda model: model.position == 0),
+     "sequence_starts error ..."),
+    ("sequences that are off from their first token on", partial(off_throughout, lambda model: model.position >= 0),
+     "outliers warning ..."),
     ("a window: first turns that are as long are off as well",
      partial(conversation, lambda model, turn: model.position >= 60), "!turn_starts"),
     ("the second half of sequences",
@@ -377,6 +415,7 @@ ROWS = [
      "no shift fits better; other sequences were not compared: these are shorter than 12 tokens, or a single one"),
     ("short rows of other weights", lambda: in_rows(dumps.other_weights(0)), "wrong_weights error ..."),
     ("one unsure token in each sequence", one_unsure_token, "!swapped"),
+    ("a few multiples under top-k", multiples_under_top_k, "renormalized error"),
     ("rollout over its length", partial(mixes.scaled, 0, lambda x, n: x / n, "rollout_logp"), "scale error",
      "the rollout log-probs were divided by the length of their sequence"),
     ("train over its length", partial(mixes.scaled, 0, lambda x, n: x / n, "train_logp"), "scale error",

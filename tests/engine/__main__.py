@@ -20,7 +20,7 @@ def main() -> int:
     args = parser.parse_args()
     torch.set_num_threads(1)
     models.make(args.models, args.kinds)
-    healthy, ill = [], []
+    healthy, faulty = [], []
     for kind in args.kinds:
         for seed in args.seeds:
             dumps = {}
@@ -29,7 +29,7 @@ def main() -> int:
                 diagnosis = diagnose(dumps[dump.mode])
                 judged = outcome(dump.mode, diagnosis)
                 if "healthy" not in ACCEPTED[dump.mode]:
-                    ill.append(judged)
+                    faulty.append(judged)
                 elif ACCEPTED[dump.mode] == HEALTHY:
                     healthy.append(judged)
                 accepted = f", accepted: {', '.join(ACCEPTED[dump.mode])}" if judged == "wrong" else ""
@@ -37,9 +37,10 @@ def main() -> int:
         if args.record:
             recorded.write(kind, dumps)
     alarms = healthy.count("wrong")
+    named, small, wrong = (faulty.count(judged) for judged in ("right", "too small", "wrong"))
     print(
-        f"{alarms} false alarms in {len(healthy)} healthy dumps; of {len(ill)} ill ones {ill.count('right')} are named, "
-        f"{ill.count('too small')} too small to matter, {ill.count('wrong')} wrong or missed"
+        f"{alarms} false alarms in {len(healthy)} healthy dumps; of {len(faulty)} faulty ones {named} are named, "
+        f"{small} too small to matter, {wrong} wrong or missed"
     )
     return int(bool(alarms))
 

@@ -279,7 +279,9 @@ def penalties(measured: Measurement, metrics: Metrics) -> Signs | None:
     found = [one for cut in range(1, sums.shape[0]) if (one := _repeated(sums[:cut].sum(0), sums[cut:].sum(0)))]
     if not found:
         return None
-    difference, error, repeated, rest = max(found)
+    difference, error, repeated, rest, explained = max(found)
+    if explained < limits.PENALTY_PART:
+        return None
     return Signs(
         "the engine lowers the probability of tokens that repeat: a presence, frequency or repetition penalty",
         (
@@ -292,8 +294,11 @@ def penalties(measured: Measurement, metrics: Metrics) -> Signs | None:
     )
 
 
-def _repeated(few: Tensor, many: Tensor) -> tuple[float, float, float, float] | None:
-    """Return by how much D of tokens that were there more often is larger, its error, and the mean D of both groups.
+def _repeated(few: Tensor, many: Tensor) -> tuple[float, float, float, float, float] | None:
+    """Compare D of tokens that were there more often with D of the others.
+
+    Returns by how much it is larger, the error of that, the mean D of both groups, and the share of the squares of D
+    that the difference explains.
 
     Args:
         few, many: [probability bins, 4], sums of each group as of a `Profile`.
@@ -321,7 +326,8 @@ def _repeated(few: Tensor, many: Tensor) -> tuple[float, float, float, float] | 
         or not rest < -limits.GROUP_MATTERS < lifted < repeated
     ):
         return None
-    return difference, error, repeated, rest
+    explained = float((weight * gap.square()).sum()) / float((d2 + e2).sum())
+    return difference, error, repeated, rest, explained
 
 
 @cause(

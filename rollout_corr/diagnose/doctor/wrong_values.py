@@ -375,7 +375,9 @@ def scale(measured: Measurement, metrics: Metrics) -> Signs | None:
     factor, deviation = found.factor()
     divided = found.divided()
     alike = scaled >= limits.SCALED_FEWEST and deviation <= limits.SCALED_ALIKE
-    if scaled < 0.5 * tested and divided is None and not alike:
+    # Truncation makes a few nearly even sequences multiples too: the others differ as much then.
+    part = alike and found.scaled_stand_out(limits.GROUP_TIMES)
+    if scaled < 0.5 * tested and divided is None and not part:
         return None
     title = f"the train log-probs are {factor:.3g} times the rollout log-probs"
     if divided is not None:
@@ -489,8 +491,11 @@ def wrong_weights(measured: Measurement, metrics: Metrics) -> Signs | None:
     if evidence.by_sequence.part() is not None:
         # In some sequences alone: `outliers` says in which.
         return None
-    # Probabilities stay alike where a model is only damaged, though its log-probs no longer correlate.
-    alike = max(correlation - 0.2, metrics["prob_correlation"])
+    # Probabilities stay alike where a model is only damaged, though its log-probs no longer correlate. One that is off
+    # at most tokens and worse than their counts is no damaged model: blanks, or other sure tokens, make it alike.
+    alike = correlation - 0.2
+    if metrics["logratio_p50"] > -0.5 or not evidence.is_worse_than_counts():
+        alike = max(alike, metrics["prob_correlation"])
     if evidence.finite < 50 or metrics["logratio_abs_mean"] < 0.5 or alike > 0.3:
         return None
     flat = [
@@ -550,6 +555,8 @@ def sequence_starts(measured: Measurement, metrics: Metrics) -> Signs | None:
         return None
     times = positions.over([0], list(range(2, count.shape[0])))
     here = float(magnitude[0].sum() / count[0].sum())
+    if measured.evidence.by_sequence.starts_over_rest() < limits.STARTS_OWN:
+        return None
     # First tokens are often the least sure, so truncation takes most from them.
     if times < 1.5 * limits.GROUP_TIMES or here < 4 * limits.GROUP_MATTERS or is_truncated_later(measured, metrics):
         return None

@@ -105,7 +105,10 @@ class BySequence:
         self.sequences = self.tokens = 0
         self.k3 = 0.0
         self.far = tuple(FarOff(beyond) for beyond in FAR_OFF)
+        # |D| of first tokens, and what equally likely tokens and the rest of their own sequence let expect.
+        self.starts = torch.zeros(2, dtype=torch.float64)
         self.scale = Tested()  # sequences tested for a factor; those whose one side is a multiple of the other
+        self.scaled_tokens = self.scaled_k3 = 0.0  # tokens of the scaled, and their sum of k3
         # How D follows the log-prob, by the mean min(|D|, 1) of the sequence.
         self.levels_sharpness = SharpnessTally(BINS, SHARPNESS_GROUPS)
         # Of the scaled: sums of log f, log f + log n and log f - log n, and of their squares; f is train over rollout,
@@ -147,21 +150,32 @@ class BySequence:
             self._levels[:, column] += torch.bincount(bins, values, minlength=BINS)
         where = torch.zeros(count, dtype=torch.int64).index_put_((some,), bins)
         self.levels_sharpness.add(tokens, where)
-        self._add_groups(tokens.rollout[finite], owner, d.abs().clamp(max=1.0), bounded)
+        self._add_groups(tokens.rollout[finite], owner, tokens.position[finite] == 0, d.abs().clamp(max=1.0), bounded)
         self._add_worst(tokens, n, sums, total(d.abs()), owner, d)
-        self._add_scales(tokens, owner, n, count, first)
+        scaled = self._add_scales(tokens, owner, n, count, first)
+        self.scaled_tokens += float(n[scaled].sum())
+        self.scaled_k3 += float(sums[scaled].sum())
 
-    def _add_groups(self, rollout: Tensor, owner: Tensor, d: Tensor, bounded: Tensor) -> None:
-        """Compare each sequence's |D| with that of equally likely tokens of the chunk."""
+    def _add_groups(self, rollout: Tensor, owner: Tensor, first: Tensor, d: Tensor, bounded: Tensor) -> None:
+        """Compare |D| of each sequence, and of its first token, with that of equally likely tokens of the chunk."""
         bins = probability_bins(rollout)
         usual = torch.bincount(bins, d, PROBABILITY_BINS) / torch.bincount(bins, minlength=PROBABILITY_BINS).clamp(
             min=1
         )
         expected = torch.bincount(owner, usual[bins], bounded.shape[0])
+        start, begins = owner[first], usual[bins[first]]
+        rest, rest_expected = bounded[start] - d[first], expected[start] - begins
+        told = rest_expected > 0
+        self.starts += torch.stack([d[first][told].sum(), (begins * rest / rest_expected)[told].sum()])
         unsure = torch.bincount(owner[rollout < UNSURE], minlength=bounded.shape[0])
         use = (unsure >= FEWEST_UNSURE) & (bounded > 0)
         level = (bounded[use] / expected[use]).log2() * 8.0 + GROUP_BINS / 2
         self._groups += torch.bincount(level.long().clamp(0, GROUP_BINS - 1), minlength=GROUP_BINS)
+
+    def starts_over_rest(self) -> float:
+        """Divide |D| of first tokens by that of the rest of their sequences, at equal probability."""
+        here, expected = self.starts.tolist()
+        return here / expected if expected > 0 else math.inf
 
     def groups(self) -> tuple[int, int, float] | None:
         """Return the sequences of the worse of two groups, those of both, and by what factor they differ."""
@@ -203,8 +217,8 @@ class BySequence:
             )
             (heapq.heappushpop if full else heapq.heappush)(self._worst, (value, -self._seen, found))
 
-    def _add_scales(self, tokens: ValidTokens, owner: Tensor, n: Tensor, count: int, first: int) -> None:
-        """Fit train = f * rollout within each sequence."""
+    def _add_scales(self, tokens: ValidTokens, owner: Tensor, n: Tensor, count: int, first: int) -> Tensor:
+        """Fit train = f * rollout within each sequence; return [S] bool, where one side is a multiple of the other."""
         train, rollout = (x[tokens.finite].double() for x in (tokens.train, tokens.rollout))
         xy, xx, yy = (
             torch.bincount(owner, x, minlength=count) for x in (train * rollout, rollout * rollout, train * train)
@@ -230,6 +244,7 @@ class BySequence:
         self.scale.add(first, usable.nonzero().squeeze(1), scaled.nonzero().squeeze(1))
         columns = torch.stack([log, log + length, log - length], 1)
         self.factors += torch.stack([columns.sum(0), columns.square().sum(0)])
+        return scaled
 
     @property
     def worst(self) -> list[WorstSequence]:
@@ -268,6 +283,11 @@ class BySequence:
         for at, bins in self._levels_at:
             found.add(0, at, at[bins >= part.lowest_bin])
         return found
+
+    def scaled_stand_out(self, times: float) -> bool:
+        """Return whether k3 of scaled sequences is so many times that of all others."""
+        rest = (self.k3 - self.scaled_k3) / max(1.0, self.tokens - self.scaled_tokens)
+        return self.scaled_k3 >= times * rest * self.scaled_tokens
 
     def factor(self) -> tuple[float, float]:
         """Return the geometric mean of the factors of scaled sequences, and the deviation of their logarithm."""

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ...metrics.limits import sampler_error
 from ..read.chunk import ValidTokens
+from .bits import MOST_PLACES
 from .by_label import ByLabel
 from .by_sequence import BySequence
 from .padding import Padding
@@ -84,6 +85,8 @@ class Evidence:
         # |D| by place in the row, and by part of the sequence, times KINDS, plus the kind of the token: 0 in the first
         # turn, else 1 to 4 by its place in the turn.
         self.turn_places, self.turn_parts = Excess(), Excess()
+        # How often each token id below MOST_PLACES occurs, and sums of both log-probs over these tokens.
+        self.counts, self.counted = torch.zeros(0, dtype=torch.float64), torch.zeros(2, dtype=torch.float64)
         # |D| by group of a column, and the group of each value; values beyond MOST_GROUPS have none.
         self.columns = {"versions": Excess(), "steps": Excess()}
         self.values: dict[str, dict[int, int]] = {"versions": {}, "steps": {}}
@@ -173,6 +176,7 @@ class Evidence:
             known = finite & (ids >= 0)
             octave = geometric_bins(_earlier(tokens.owner[known], ids[known]), 1)
             self.repeats.add(octave.clamp(max=MOST_OCTAVE), tokens.rollout[known], tokens.d[known].clamp(-1.0, 1.0))
+            self._add_counts(tokens, ids, known & (ids < MOST_PLACES))
         for name, excess in self.columns.items():
             values = tokens.column(name)
             if values is None:
@@ -188,6 +192,22 @@ class Evidence:
                 group = groups[index]
                 told = group >= 0
                 excess.add(group[told], rollout[known][told], d[known][told])
+
+    def _add_counts(self, tokens: ValidTokens, ids: Tensor, use: Tensor) -> None:
+        more = torch.bincount(ids[use], minlength=self.counts.shape[0]).double()
+        more[: self.counts.shape[0]] += self.counts
+        self.counts = more
+        self.counted += torch.stack([x[use].double().clamp(-CUT, CUT).sum() for x in (tokens.train, tokens.rollout)])
+
+    def is_worse_than_counts(self) -> bool:
+        """Return whether one side predicts the tokens worse than their frequencies in the dump do."""
+        count = self.counts[self.counts > 0]
+        total = float(count.sum())
+        if not total:
+            return False
+        # The frequencies of few tokens fit them too well, by Miller's and Madow's second term.
+        entropy = float(-(count / total * (count / total).log()).sum()) + 0.5 * (count.numel() - 1) / total
+        return float(-self.counted.min()) / total > entropy
 
     def _add_distances(self, tokens: ValidTokens) -> None:
         new = tokens.column("new_logp")
