@@ -13,7 +13,7 @@ from builders.healthy import at_random, healthy
 from rollout_corr.metrics.limits import BY_KEY, LIMITS
 from rollout_corr.metrics.native import metrics_of
 
-SPECS = (rc.Spec(), rc.Spec(weight=rc.Weight.token(upper=2.0)))
+WEIGHTED = rc.Spec(weight=rc.Weight.token(upper=2.0))
 EMPTY = rc.Criterion("ratio", over="sequence", reduce="mean", lower=3.0)
 
 
@@ -23,19 +23,17 @@ def warned(batch, spec=rc.Spec(), **changed):  # noqa: B008  (frozen)
 
 
 def false_alarms(count):
-    found = [(seed, text) for seed in range(count) for spec in SPECS for text in warned(at_random(seed), spec)]
-    return len({seed for seed, _ in found}), found
+    """What is said of healthy batches, under a Spec that has all that `warnings()` reads but criteria."""
+    return [(seed, text) for seed in range(count) for text in warned(at_random(seed), WEIGHTED)]
 
 
 def test_healthy_batches_of_every_length_are_silent():
-    alarms, found = false_alarms(40)
-    assert not alarms, found
+    assert not false_alarms(40)
 
 
 @pytest.mark.slow
 def test_a_thousand_healthy_batches_are_silent():
-    alarms, found = false_alarms(1000)
-    assert alarms == 0, found  # what docs/metrics.md says
+    assert not false_alarms(1000)  # what docs/metrics.md says
 
 
 def sampled(temperature, top_p=1.0, vocabulary=64, tokens=8000):
