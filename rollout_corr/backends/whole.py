@@ -145,7 +145,7 @@ def statistics_of_labels(batch: OpenBatch, spec: Spec, labeled: tuple[Labeled, .
     collector = LabelCollector(spec, labeled)
     collector.take(found)
     bounds = OPEN if found.weighing is None else found.weighing.bounds
-    return collector.found(AllSequences(found.facts, 0.0, spec, False, bounds))
+    return collector.of_labels(AllSequences(found.facts, 0.0, spec, False, bounds))
 
 
 def diagnosed(statistics: Statistics, batch: OpenBatch, spec: Spec) -> Statistics:

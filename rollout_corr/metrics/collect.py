@@ -248,7 +248,7 @@ class LabelCollector:
                 )
             )
 
-    def found(self, view: AllSequences) -> list[tuple[Tensor, Tensor]]:
+    def of_labels(self, view: AllSequences) -> list[tuple[Tensor, Tensor]]:
         """The sums and maxima of each of the labels, in the order of `schema.of_label`."""
         every = []
         for (labels, place, columns), blocks in zip(self._labels, self._blocks, strict=True):
@@ -263,7 +263,7 @@ class LabelCollector:
 
     def beside(self, whole: Statistics, view: AllSequences) -> Statistics:
         """Append the statistics of all labels to those of the batch."""
-        sums, maxima = (torch.cat(parts) for parts in zip(*self.found(view), strict=True))
+        sums, maxima = (torch.cat(parts) for parts in zip(*self.of_labels(view), strict=True))
         return whole.beside(Extra(tuple(labels for labels, _, _ in self._labels)), sums, maxima)
 
 
