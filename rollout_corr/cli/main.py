@@ -19,6 +19,7 @@ from rollout_corr.cli.streams import error_line, let_go_of, print_line, usable_s
 from rollout_corr.diagnose.read.problems import DumpError
 from rollout_corr.diagnose.show.visible import visible
 from rollout_corr.frameworks.shared.lookup import every_preset, named, recipe, recipe_names, spec_names
+from rollout_corr.frameworks.shared.writing import explained
 
 if TYPE_CHECKING:
     from _typeshed import SupportsWrite
@@ -135,20 +136,22 @@ class Parser(argparse.ArgumentParser):
 
 
 def explain(arguments: list[str]) -> int:
-    """Print what a framework's spec or recipe does."""
-    parser = parser_of("explain", "Explain in words what a framework's spec or recipe does.")
-    parser.add_argument("name", help="a name such as verl.decoupled_token_is; `rollout-corr specs` lists them")
+    """Print what a framework's spec or recipe does, or what a setting is."""
+    parser = parser_of("explain", "Explain in words what a framework's spec or recipe does, or what a setting is.")
+    parser.add_argument("name", help="such as verl.decoupled_token_is (`rollout-corr specs`) or trl.epsilon_high")
     # Without a default argparse calls it required, next to the name.
     parser.add_argument("setting", nargs="*", default=[], help="an argument of rc.spec or rc.recipe, such as upper=3.0")
     chosen = parser.parse_args(arguments)
     settings = dict(_setting(given) for given in chosen.setting)
     try:
-        if chosen.name in recipe_names() and chosen.name not in spec_names():
+        if chosen.name in spec_names():
+            said = [named(chosen.name, **settings).explain()]
+        elif chosen.name in recipe_names():
             found = recipe(chosen.name, **settings)
             parts = {"spec": found.spec, "loss": found.loss}
             said = [f"{part}:\n{one.explain()}" for part, one in parts.items() if one is not None]
         else:
-            said = [named(chosen.name, **settings).explain()]
+            said = [explained(chosen.name) or named(chosen.name).explain()]
     except (TypeError, ValueError) as error:
         raise DumpError(str(error)) from error
     out = _terminal()

@@ -67,6 +67,13 @@ def test_specs_and_explain(capsys, monkeypatch):
     assert main(["explain", "trl.dapo", "epsilon_high=0.3"]) == 0
     said, wanted = capsys.readouterr().out, rc.recipe("trl.dapo", epsilon_high=0.3)
     assert said == f"spec:\n{wanted.spec.explain()}\nloss:\n{wanted.loss.explain()}\n"
+    assert main(["explain", "nemo.truncated_importance_sampling_ratio"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "nemo: truncated_importance_sampling_ratio",
+        "  default: null",
+        "  takes: null or a number",
+        "  sets: weight.upper, criteria.upper",
+    ]
     for wrong, why in (("uper=3.0", "did you mean upper=?"), ("3.0", "expected a setting NAME=VALUE, got '3.0'")):
         assert main(["explain", "verl.decoupled_token_is", wrong]) == 2
         assert why in capsys.readouterr().err

@@ -16,7 +16,7 @@ import rollout_corr as rc
 from builders.config_cases import VERL, WORDS, XTUNER, error, rows
 from rollout_corr.frameworks.shared.lookup import part, readable
 from rollout_corr.frameworks.shared.preset import off_policy
-from rollout_corr.frameworks.shared.settings import Block, Given, anything, row_of
+from rollout_corr.frameworks.shared.settings import anything, rows_in
 from rollout_corr.specs.correction import Spec
 from rollout_corr.specs.validate import number
 
@@ -459,37 +459,28 @@ def test_refused(call, case):
         getattr(rc, call)(framework, yaml.safe_load(text))
 
 
-def rows_in(table, within=""):
-    for name, row in table.items():
-        row = row_of(row)
-        if isinstance(row, Block):
-            yield from rows_in(row.rows, f"{within}{name}.")
-        elif row.kind is not anything:
-            yield table, name, within
-
-
-def table_of(framework):
-    module = part(framework)
-    return getattr(module, "TABLE", None) or module.settings.keywords["rows"]
+def checked_rows(framework):
+    found = {name: row for name, row in rows_in(part(framework).settings({}).rows) if row.kind is not anything}
+    assert len(found) >= 2
+    return found
 
 
 @pytest.mark.parametrize("framework", readable("recipe"))
 def test_each_setting_is_checked_by_its_row(framework):
     """No switch, number, word or pair is "x"; the default is one, or the setting is needed."""
-    checked = list(rows_in(table_of(framework)))
-    assert len(checked) >= 2
-    for table, name, within in checked:
+    for name, row in checked_rows(framework).items():
         with pytest.raises((TypeError, ValueError)) as caught:
-            Given(table, {name: "x"}, within)[name]
-        assert caught.value.key == f"{within}{name}" and str(caught.value).startswith(f"{within}{name}: ")
-        if row_of(table[name]).kind is not number:
-            Given(table, {}, within)[name]
+            row.kind(name, "x")
+        assert caught.value.key == name and str(caught.value).startswith(f"{name}: ")
+        if row.kind is not number:
+            row.kind(name, row.default)
 
 
 @pytest.mark.parametrize("framework", readable("recipe"))
 def test_a_misspelled_setting_is_refused(framework):
-    blocks = ("actor.", "actor.policy_loss.", "policy_loss_cfg.")
-    table, name, _ = next(found for found in rows_in(table_of(framework)) if found[2] not in blocks)
+    blocks = ("actor.", "policy_loss_cfg.") if framework in ("verl", "xtuner") else ()
+    path, row = next(found for found in checked_rows(framework).items() if not found[0].startswith(blocks))
+    name = path.removeprefix("rollout_correction.")
     wrong = name + name[-1]
     with pytest.raises(ValueError, match=rf"unknown key '{wrong}' \(did you mean '{name}'\?\)"):
-        rc.recipe(framework, {name: row_of(table[name]).default, wrong: 1})
+        rc.recipe(framework, {name: row.default, wrong: 1})

@@ -147,6 +147,16 @@ def row_of(row: Any) -> Setting | Block:
     return maybe(None) if row is None else Setting(row, number if isinstance(row, float) else anything)
 
 
+def rows_in(table: Mapping[str, Any], within: str = "") -> Iterator[tuple[str, Setting]]:
+    """The settings of a table and of its blocks, by their names there."""
+    for name, given in table.items():
+        row = row_of(given)
+        if isinstance(row, Block):
+            yield from rows_in(row.rows, f"{within}{name}.")
+        else:
+            yield f"{within}{name}", row
+
+
 def default_of(row: object) -> Any:
     """The default of a row."""
     return row_of(row).default

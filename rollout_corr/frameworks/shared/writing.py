@@ -8,9 +8,11 @@ function `write` instead, which returns the configuration nearest to a Spec. Bot
 
 from __future__ import annotations
 
+import json
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import fields, replace
 from itertools import product
 from typing import Any, NamedTuple
@@ -21,7 +23,7 @@ from ...specs.checked import expression
 from ...specs.correction import Criterion, Spec, Weight
 from . import lookup
 from .preset import Mark
-from .settings import heard, same_kind
+from .settings import heard, rows_in, same_kind
 
 # A bound that is written as its exponential is rounded there.
 RELATIVE, ABSOLUTE = 1e-12, 1e-15
@@ -148,12 +150,13 @@ def _each(config: Any) -> Iterator[Any]:
         yield config
 
 
-def _marks(config: Any) -> Iterator[Mark]:
+def _marks(config: Any, name: str = "") -> Iterator[tuple[str, Mark]]:
+    """The marks, each with the name of its setting."""
     if isinstance(config, Mark):
-        yield config
+        yield name, config
     elif isinstance(config, (Mapping, list)):
-        for value in config.values() if isinstance(config, Mapping) else config:
-            yield from _marks(value)
+        for key, value in config.items() if isinstance(config, Mapping) else ((name, value) for value in config):
+            yield from _marks(value, key)
 
 
 @cached(maxsize=None)
@@ -163,7 +166,7 @@ def _templates(framework: str) -> tuple[Template, ...]:
     kinds = ([one for each in alternatives for one in _each(each)] for alternatives in module.WRITTEN)
     for chosen in product(*kinds):
         config = {name: value for settings in chosen for name, value in settings.items()}
-        trials = [mark.trial + number / 256.0 for number, mark in enumerate(_marks(config))]
+        trials = [mark.trial + number / 256.0 for number, (_, mark) in enumerate(_marks(config))]
         try:
             spec = _read(framework, _filled(config, iter(trials)), {})
         except ValueError:
@@ -207,6 +210,39 @@ def _bounds(spec: Spec, like: Spec) -> dict[Place, float | None]:
             rule = getattr(part, side)
             found[place, side] = rule.below if isinstance(rule, MeanBelow) else number
     return found
+
+
+# --- what a setting is ---
+
+
+def explained(name: str) -> str:
+    """Say which values a "framework.setting" takes, and which bounds of a Spec it is; "" where there is none."""
+    framework, _, setting = name.partition(".")
+    if not setting or not lookup.is_readable(framework, "recipe"):
+        return ""
+    module = lookup.part(framework)
+    every = dict(rows_in(module.settings({}).rows))
+    key = next((key for key in every if f".{key}".endswith(f".{setting}")), None)
+    if key is None:
+        return ""
+    default, kind, alone = every[key]
+    lines = [f"{framework}: {key}", f"  default: {json.dumps(default)}"]
+    try:
+        kind(key, ())
+    except (TypeError, ValueError) as error:
+        wanted = str(error).removeprefix(f"{key}: ").removeprefix("expected ").partition(", got")[0]
+        with suppress(TypeError, ValueError):
+            wanted = f"null or {wanted.removeprefix('null or ')}" if kind(key, None) is None and not alone else wanted
+        lines.append(f"  takes: {'the default alone: ' * alone}{wanted}")
+    templates = _templates(framework) if hasattr(module, "WRITTEN") else ()
+    sets = dict.fromkeys(
+        f"{'weight' if place == -1 else 'criteria'}.{side}"
+        for template in templates
+        for (own, _), bound in zip(_marks(template.config), template.bounds, strict=True)
+        if bound is not None and f".{key}".endswith(f".{own}")
+        for place, side in [bound[0]]
+    )
+    return "\n".join([*lines, *([f"  sets: {', '.join(sets)}"] if sets else [])])
 
 
 # --- what a framework does not say of a Spec ---
