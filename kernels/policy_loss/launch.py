@@ -7,14 +7,13 @@ first adds up, the second writes and finishes. Backward scales the gradient.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from ...specs.caches import cached
-from ...specs.operands import NO_STEP, LossOperands, ScaleOperands, StepUse
+from ...specs.operands import NO_STEP, InStep, LossOperands, LossResult, ScaleOperands
 from ...specs.terms import Objective
 from ..accumulators import kept_of
 from ..by_turns import by_turns
@@ -32,19 +31,6 @@ from .sequences import sequences_kernel
 
 # Fields of `LossOperands` that turns make flat.
 PER_TOKEN = ("new", "base", "ref", "weights", "trains", "mask", "log_mass", "scales", "chosen")
-
-
-@dataclass
-class LossFound:
-    """The results of the kernels."""
-
-    value: Tensor
-    gradient: Tensor | None  # of the value times `rest`, and times its length where a sequence is averaged
-    inners: Tensor | None  # [S], the factor that each sequence's gradient still lacks
-    divisor: Tensor
-    rest: Tensor  # what the gradient is still to be divided by
-    flags: Tensor | None  # of each step of padded rows with a mask: a token is valid, or its gradient is 0
-    statistics: Tensor  # float64, the sums and then the maxima, each behind those before
 
 
 # --- the operation ---
@@ -67,10 +53,6 @@ class Settled(NamedTuple):
 
     plan: Plan  # without columns
     numbers: Tensor
-    use: StepUse
-    train: Tensor | None
-    rollout: Tensor | None
-    externals: tuple[Tensor, ...]
     states: Tensor
     sequence_weights: Tensor | None
 
@@ -81,7 +63,7 @@ class LossOperation(Operation):
     def __init__(
         self, objective: Objective, device: torch.device, dtypes: tuple[torch.dtype | None, ...], double: bool,
         per_sequence: bool, mass_of_base: bool, differentiable: bool, turns: bool, spec: Plan | None = None,
-        use: StepUse = NO_STEP,
+        use: InStep = NO_STEP,
     ) -> None:  # fmt: skip
         _, _, _, base, ref, weights, trains, mask, offsets, divisor, _, log_mass, scales, chosen = dtypes
         plans = plans_of(
@@ -140,7 +122,7 @@ operation_for = cached(maxsize=256)(LossOperation)
 # --- a call ---
 
 
-def run(given: LossOperands, objective: Objective, before: tuple[Tensor, int] | None = None) -> LossFound:
+def run(given: LossOperands, objective: Objective, before: tuple[Tensor, int] | None = None) -> LossResult:
     """Run the kernels on tensors that `policy_loss` has checked.
 
     Args:
@@ -157,19 +139,18 @@ def run(given: LossOperands, objective: Objective, before: tuple[Tensor, int] | 
 
 def prepare(
     given: LossOperands, objective: Objective, before: tuple[Tensor, int] | None = None, settled: Settled | None = None
-) -> tuple[LossFound, tuple[Launch, ...]]:
+) -> tuple[LossResult, tuple[Launch, ...]]:
     """Allocate everything and list what has to be launched, from metadata alone; see `run`."""
     shape, device, turns, within = given.new.shape, given.new.device, given.turns, None
     if turns is not None:
         given, within = by_turns(given, turns, given.new, PER_TOKEN)
-    new, base, offsets = given.new, given.base, given.offsets
-    train, rollout = (None, None) if settled is None else (settled.train, settled.rollout)
-    strided = train, rollout, new, base, given.ref, given.weights, given.trains, given.mask
+    new, base, offsets, step = given.new, given.base, given.offsets, given.step
+    strided = step.train, step.rollout, new, base, given.ref, given.weights, given.trains, given.mask
     others = given.advantages, given.log_mass, given.scales, given.chosen
     operation = operation_for(
         objective, device, dtypes_of((*strided, offsets, given.divisor, *others)), given.double, given.per_sequence,
         given.mass_of_base, given.differentiable, turns is not None,
-        *(() if settled is None else (settled.plan, settled.use)),
+        *(() if settled is None else (settled.plan, step.without_tensors())),
     )  # fmt: skip
     sequences, width = new.shape if offsets is None else (offsets.shape[0] - 1, None)
     element = new.element_size() if base is None else min(new.element_size(), base.element_size())
@@ -194,10 +175,9 @@ def prepare(
         tensors[name] = None if x is None else x.contiguous()
     if operation.whole:
         tensors["inners"] = inners
-    found = LossFound(value, gradient, inners, divisor, rest, flags, statistics)
-    externals: tuple[Tensor, ...] = ()
+    found = LossResult(value, gradient, inners, divisor, rest, statistics, True, before is not None, flags)
+    externals = tuple([x.contiguous() for x in step.externals])
     if settled is not None:
-        externals = settled.externals
         tensors |= {"spec_numbers": settled.numbers, "states": settled.states}
         tensors["sequence_weights"] = settled.sequence_weights
     numbers = {"sums_before": sums_before, "maxima_before": many - sums_before}

@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor
 from ...metrics.schema import names_of
 from ...specs.caches import cached
 from ...specs.correction import Spec
-from ...specs.operands import CorrectOperands, LossOperands, StepOperands, StepUse
+from ...specs.operands import CorrectOperands, InStep, LossOperands, LossResult
 from ...specs.terms import Objective
 from ..accumulators import RECORDED
 from ..correct.launch import prepare as prepare_correction
@@ -38,27 +38,13 @@ from .plan import numbers_of, plans_of, step_plan
 OF_SETTLED = ("states", "sequence_weights", "part_counter")
 
 
-@dataclass
-class StepFound:
-    """The results of a step; the statistics are the correction's and the loss's, sums and then maxima."""
-
-    value: Tensor
-    gradient: Tensor | None  # of the value times `rest`, and times its length where a sequence is averaged
-    inners: Tensor | None  # [S], the factor that each sequence's gradient still lacks
-    divisor: Tensor
-    rest: Tensor  # what the gradient is still to be divided by
-    flags: Tensor | None  # see `launch.LossFound`
-    statistics: Tensor  # float64
-    keep: Tensor  # [S] bool
-
-
 class StepOperation(Operation):
     """The two kernels of a step, for a Spec, an objective, a device and the dtypes of a batch."""
 
     def __init__(
         self, spec: Spec, objective: Objective, device: torch.device, dtypes: tuple[torch.dtype | None, ...],
         externals: tuple[torch.dtype | None, ...], per_sequence: bool, mass_of_base: bool, differentiable: bool,
-        use: StepUse,
+        use: InStep,
     ) -> None:  # fmt: skip
         _, _, _, base, ref, _, _, mask, offsets, divisor, _, log_mass, scales, _ = dtypes
         advantages, packed = "sequence" if per_sequence else "token", offsets is not None
@@ -99,25 +85,25 @@ class StepOperation(Operation):
 operation_for = cached(maxsize=256)(StepOperation)
 
 
-def run(given: StepOperands, wanted: tuple[Spec, Objective]) -> StepFound:
+def run(given: LossOperands, wanted: tuple[Spec, Objective]) -> LossResult:
     """Run the kernels on tensors that `policy_loss` has checked."""
     with current(given.new):
-        found, launches = (prepare_settled if given.use.settles else prepare)(given, *wanted)
+        found, launches = (prepare_settled if given.step.settles else prepare)(given, *wanted)
         for launch in launches:
             launch.run()
     return found
 
 
-def prepare(given: StepOperands, spec: Spec, objective: Objective) -> tuple[StepFound, tuple[Launch, ...]]:
+def prepare(given: LossOperands, spec: Spec, objective: Objective) -> tuple[LossResult, tuple[Launch, ...]]:
     """Allocate everything and list what has to be launched, from metadata alone; see `run`."""
-    new, offsets, use = given.new, given.offsets, given.use
+    new, offsets, use = given.new, given.offsets, given.step
     device, shape = new.device, new.shape
-    strided = given.train, given.rollout, new, given.base, given.ref, None, None, given.mask
+    strided = use.train, use.rollout, new, given.base, given.ref, None, None, given.mask
     others = given.advantages, given.log_mass, given.scales, None
-    externals = tuple([x.contiguous() for x in given.externals])
+    externals = tuple([x.contiguous() for x in use.externals])
     operation = operation_for(
         spec, objective, device, dtypes_of((*strided, offsets, given.divisor, *others)), dtypes_of(externals),
-        given.per_sequence, given.mass_of_base, given.differentiable, use,
+        given.per_sequence, given.mass_of_base, given.differentiable, use.without_tensors(),
     )  # fmt: skip
     sequences, width = new.shape if offsets is None else (offsets.shape[0] - 1, None)
     logps = [x for x in strided[:5] if x is not None]
@@ -127,17 +113,19 @@ def prepare(given: StepOperands, spec: Spec, objective: Objective) -> tuple[Step
     def empty(*size: int, dtype: torch.dtype) -> Tensor:
         return torch.empty(size, dtype=dtype, device=device)
 
-    found = StepFound(
+    gradient = empty(*shape, dtype=kind) if given.differentiable else None
+    found = LossResult(
         value=empty(dtype=kind),
-        gradient=empty(*shape, dtype=kind) if given.differentiable else None,
+        gradient=gradient,
         inners=empty(sequences, dtype=kind) if operation.averages_late else None,
         divisor=empty(dtype=torch.float64),
         rest=empty(dtype=torch.float64),
-        flags=None,
         statistics=empty(operation.statistics, dtype=torch.float64),
+        by_kernels=True,
+        joined=True,
+        flags=flags_for(operation.skips, gradient, grid),
         keep=empty(sequences, dtype=torch.bool),
     )
-    found.flags = flags_for(operation.skips, found.gradient, grid)
     tensors = dict(zip(STRIDED, strided, strict=True)) | {
         "offsets": offsets, "given": given.divisor, "numbers": operation.numbers.read(),
         "spec_numbers": operation.spec_numbers.read(), "gradient": found.gradient, "inners": found.inners,
@@ -152,15 +140,16 @@ def prepare(given: StepOperands, spec: Spec, objective: Objective) -> tuple[Step
 # --- where sequences are decided about first ---
 
 
-def correction_of(given: StepOperands, spec: Spec) -> CorrectOperands:
+def correction_of(given: LossOperands, spec: Spec) -> CorrectOperands:
     """Return the correction of a step alone."""
-    train = {"own": given.train, "new": given.new, "base": given.base}[given.use.trainer or "own"]
-    rollout = {"own": given.rollout, "base": given.base}[given.use.engine or "own"]
+    step = given.step
+    train = {"own": step.train, "new": given.new, "base": given.base}[step.trainer or "own"]
+    rollout = {"own": step.rollout, "base": given.base}[step.engine or "own"]
     assert train is not None and rollout is not None
     asks = any(criterion.when != "any" for criterion in spec.criteria)
     return CorrectOperands(
         train, rollout, given.mask, given.offsets, given.advantages if asks else None, given.per_sequence,
-        given.externals, given.new if pairs_of(spec) else None, given.log_mass, given.mass_of_base,
+        list(step.externals), given.new if pairs_of(spec) else None, given.log_mass, given.mass_of_base,
     )  # fmt: skip
 
 
@@ -173,7 +162,7 @@ def settled_plan(spec: Spec, device: torch.device, **of_batch: Any) -> tuple[Pla
     return replace(plan, **nothing, settled=True), upload_of(tuple(numbers_of_spec(spec, False).values()), device)
 
 
-def prepare_settled(given: StepOperands, spec: Spec, objective: Objective) -> tuple[StepFound, tuple[Launch, ...]]:
+def prepare_settled(given: LossOperands, spec: Spec, objective: Objective) -> tuple[LossResult, tuple[Launch, ...]]:
     """List the launches of a step whose tokens need what is decided about sequences: that comes first."""
     correction = correction_of(given, spec)
     decided, launches = prepare_correction(correction, spec, leaves=True)
@@ -182,17 +171,8 @@ def prepare_settled(given: StepOperands, spec: Spec, objective: Objective) -> tu
     of_mass = None if given.log_mass is None else ("rollout" if given.mass_of_base else "train")
     plan, numbers = settled_plan(
         spec, given.new.device, packed=given.offsets is not None, masked=given.mask is not None, advantages=advantages,
-        writes_weights=given.use.weighted and not given.use.gated, mass=of_mass,
+        writes_weights=given.step.weighted and not given.step.gated, mass=of_mass,
     )  # fmt: skip
-    loss = LossOperands(
-        new=given.new, base=given.base, ref=given.ref, advantages=given.advantages, per_sequence=given.per_sequence,
-        weights=None, trains=None, mask=given.mask, offsets=given.offsets, divisor=given.divisor, scales=given.scales,
-        log_mass=given.log_mass, mass_of_base=given.mass_of_base, differentiable=given.differentiable,
-    )  # fmt: skip
-    externals = tuple([x.contiguous() for x in given.externals])
-    settled = Settled(plan, numbers.read(), given.use, given.train, given.rollout, externals, decided.states,
-                      decided.sequence_weights)  # fmt: skip
-    sums = len(names_of(spec)[0])
-    found, more = prepare_loss(loss, objective, (decided.statistics, sums), settled)
-    done = found.value, found.gradient, found.inners, found.divisor, found.rest, found.flags, found.statistics
-    return StepFound(*done, decided.keep), (*launches, *more)
+    settled = Settled(plan, numbers.read(), decided.states, decided.sequence_weights)
+    found, more = prepare_loss(given, objective, (decided.statistics, len(names_of(spec)[0])), settled)
+    return found._replace(keep=decided.keep), (*launches, *more)

@@ -16,7 +16,7 @@ from ..backends.differentiable import Differentiable, refuse_other_derivatives
 from ..backends.given import Batch, Factors, batch_given
 from ..backends.layouts import L, L_co, LogProbs, W_co, described
 from ..backends.loss_blocks import finite_tokens
-from ..backends.loss_task import LossResult, LossTask
+from ..backends.loss_task import LossTask
 from ..backends.ranks import THIS_RANK
 from ..backends.read import Given, check_mask, read_beside, upload
 from ..backends.run import count_padded, mask_back, run_correction, statistics_of_entropy
@@ -28,6 +28,7 @@ from ..specs.caches import cached
 from ..specs.checked import known_keywords
 from ..specs.correction import Spec
 from ..specs.loss import Loss, no_loss
+from ..specs.operands import LossResult
 from ..specs.surrogate import Decided
 from ..specs.surrogates import without_ratio
 from ..specs.terms import KL, EntropyBonus, Mean, Objective
@@ -405,7 +406,7 @@ def _run_step(
     spec = request.spec
     assert spec is not None
     found = step.run_step(task, batch, run, request.mode.weights, spec.rejected)
-    statistics = Statistics(spec, found.loss.statistics, request.objective)
+    statistics = Statistics(spec, found.statistics, request.objective)
     if batch.mask is None and batch.offsets is None:
         statistics = count_padded(statistics, batch, spec)
 
@@ -418,7 +419,7 @@ def _run_step(
 
     made = object.__new__(_WholeStep)
     made.__dict__.update(
-        value=_with_gradient(task, found.loss),
+        value=_with_gradient(task, found),
         keep=found.keep,
         statistics=statistics,
         keep_turns=None,

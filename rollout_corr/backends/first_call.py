@@ -13,9 +13,9 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from ..specs.operands import CorrectOperands, LossOperands, StepOperands
+from ..specs.operands import CorrectOperands, LossOperands
 
-Operands = TypeVar("Operands", CorrectOperands, LossOperands, StepOperands)
+Operands = TypeVar("Operands", CorrectOperands, LossOperands)
 
 # Tokens that are compared, of whole sequences: more where the first sequence is longer.
 TOKENS = 4096
@@ -177,32 +177,33 @@ def first_sequences(operands: Operands) -> Operands | None:
         if turns != sorted(turns) or end not in turns:
             return None
         given["turns"] = operands.turns[: turns.index(end) + 1]
-    for name, x in given.items():
+
+    def cut_to(name: str, x: Any) -> Any:
+        if name == "step":
+            return x._replace(**{inner: cut_to(inner, y) for inner, y in x._asdict().items()})
         if name == "externals":
-            given[name] = [one[:of_tokens] for one in x]
-        elif name == "offsets" and x is not None:
-            given[name] = x[: sequences + 1]
-        elif name == "advantages" and operands.per_sequence:
-            given[name] = x[:sequences]
-        elif name == "versions" and x is not None:
-            given[name] = x._replace(ids=x.ids[: sequences if x.per_sequence else of_tokens])
-        elif isinstance(x, Tensor) and name not in ("turns", "divisor"):
-            given[name] = x[:of_tokens]
-    return type(operands)(**given)
+            return type(x)([one[:of_tokens] for one in x])
+        if name == "offsets" and x is not None:
+            return x[: sequences + 1]
+        if name == "advantages" and operands.per_sequence:
+            return x[:sequences]
+        if name == "versions" and x is not None:
+            return x._replace(ids=x.ids[: sequences if x.per_sequence else of_tokens])
+        return x[:of_tokens] if isinstance(x, Tensor) and name not in ("turns", "divisor") else x
+
+    return type(operands)(**{name: cut_to(name, x) for name, x in given.items()})
 
 
-def _on_cpu(operands: Operands) -> Operands:
-    moved: dict[str, Any] = {
-        name: x.detach().cpu() if isinstance(x, Tensor) else x for name, x in operands._asdict().items()
-    }
-    if not isinstance(operands, LossOperands):
-        moved["externals"] = [x.cpu() for x in operands.externals]
-    if isinstance(operands, CorrectOperands) and operands.versions is not None:
-        moved["versions"] = operands.versions._replace(ids=operands.versions.ids.cpu())
-    return type(operands)(**moved)
+def _on_cpu(x: Any) -> Any:
+    """Operands, and whatever holds tensors in them, with copies of these on the CPU."""
+    if isinstance(x, Tensor):
+        return x.detach().cpu()
+    if hasattr(x, "_fields"):
+        return type(x)(*map(_on_cpu, x))
+    return type(x)(map(_on_cpu, x)) if isinstance(x, (list, tuple)) else x
 
 
-def _says_something(operands: CorrectOperands | LossOperands | StepOperands, expected: Outputs) -> bool:
+def _says_something(operands: CorrectOperands | LossOperands, expected: Outputs) -> bool:
     """Return whether a part on the CPU has a token with a gradient, or a valid one whose log-probs differ."""
     if not isinstance(operands, CorrectOperands):
         return bool((expected["gradient"].values != 0).any())
@@ -211,14 +212,15 @@ def _says_something(operands: CorrectOperands | LossOperands | StepOperands, exp
     return bool((differs if operands.offsets is None else differs[slice(*operands.offsets[[0, -1]].tolist())]).any())
 
 
-def _moved(operands: Operands) -> list[Operands]:
-    """Copy a call with each of its policies moved up and down by `MOVED`."""
+def _moved(operands: Any) -> list[Any]:
+    """Copy a call, or the step in it, with each of its policies moved up and down by `MOVED`."""
     found = []
-    for name in ("train", "rollout", "new", "base", "ref"):
-        x = getattr(operands, name, None)
-        if x is not None:
-            x = x if x.dtype == torch.float64 else x.float()
-            found += [operands._replace(**{name: x + by}) for by in (MOVED, -MOVED)]
+    for name, x in operands._asdict().items():
+        moved = _moved(x) if name == "step" else []
+        if name in ("train", "rollout", "new", "base", "ref") and x is not None:
+            wide = x if x.dtype == torch.float64 else x.float()
+            moved = [wide + MOVED, wide - MOVED]
+        found += [operands._replace(**{name: one}) for one in moved]
     return found
 
 

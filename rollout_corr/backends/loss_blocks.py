@@ -19,12 +19,13 @@ from ..definition.loss import RATIOS, Operands, TokensThatTrain
 from ..definition.sequences import Packed, Rows
 from ..definition.tokens import Number
 from ..metrics import loss as loss_metrics
+from ..specs.operands import LossResult
 from ..specs.statistics import log_of
 from ..specs.surrogate import Decided, TokenLoss
 from ..specs.terms import Objective
 from . import blocks, whole
 from .cpu_sums import SMALL, ExactSums, k3_within
-from .loss_task import LossResult, LossTask
+from .loss_task import LossTask
 
 if TYPE_CHECKING:
     from .ranks import Ranks

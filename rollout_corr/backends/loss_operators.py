@@ -7,7 +7,7 @@ the reference needs it.
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,27 +15,16 @@ from torch import Tensor
 from ..definition.tokens import KeptMass
 from ..metrics import loss as loss_metrics
 from ..specs.caches import cached
-from ..specs.operands import LossOperands, ScaleOperands, StepOperands
+from ..specs.operands import LossOperands, LossResult, ScaleOperands
 from ..specs.surrogate import Decided
 from ..specs.terms import Objective
 from . import first_call, loss_blocks
 from .batch import OpenBatch
-from .loss_task import LossResult, LossTask
+from .loss_task import LossTask
 from .registration import OPERATORS, beside_tokens, define, encoded_once, filled, seen_by_others
 
 # Statistics that are counts.
 COUNTS = frozenset((*loss_metrics.OF_SEQUENCES, "loss_tokens_nonfinite", "clip_low", "clip_high", "clip_dual"))
-
-
-class LossOutputs(NamedTuple):
-    """The results of the operator; one that is not wanted is empty, [0]."""
-
-    value: Tensor  # 0-d
-    gradient: Tensor  # of the value times `rest`
-    inners: Tensor  # [S], the factor that each sequence's gradient still lacks
-    divisor_out: Tensor  # 0-d float64
-    rest: Tensor  # 0-d float64, what the gradient is still to be divided by
-    statistics: Tensor  # float64, the sums and then the maxima
 
 
 def repeats(advantages: Tensor) -> bool:
@@ -43,7 +32,7 @@ def repeats(advantages: Tensor) -> bool:
     return advantages.dim() == 2 and advantages.shape[1] > 0 and advantages.stride(1) == 0
 
 
-def _operands(task: LossTask) -> LossOperands:
+def operands_of(task: LossTask) -> LossOperands:
     """Return a batch as the operators take it."""
     batch, wanted = task.batch, task.objective
     log_mass, of_base = (None, False) if task.mass is None else (task.mass.log_mass, task.mass.of == "train")
@@ -75,16 +64,15 @@ def _encoded(task: LossTask) -> tuple[str, list[float]] | None:
 
 def run_fused(task: LossTask) -> LossResult:
     """Run the kernels on a batch: directly, or as the operator where something has to see that."""
-    wanted, operands, text = task.objective, _operands(task), _encoded(task)
-    if text is not None:
-        found = OPERATORS.policy_loss(*operands, *text)
-        value, gradient, inners, counted, rest, statistics = found
-        statistics = _with_decided(statistics, task)
-        return LossResult(value, gradient if task.differentiable else None, inners, counted, rest, statistics, True)
-    made = launcher().run(beside_tokens(operands), wanted, task.before)
-    statistics, joined = _with_decided(made.statistics, task), task.before is not None
-    done = made.value, made.gradient, made.inners, made.divisor, made.rest, statistics
-    return LossResult(*done, True, joined, made.flags)
+    operands, text = operands_of(task), _encoded(task)
+    if text is None:
+        found: LossResult = launcher().run(beside_tokens(operands), task.objective, task.before)
+    else:
+        *of_operator, _ = operands
+        value, gradient, inners, divisor, rest, statistics = OPERATORS.policy_loss(*of_operator, *text)
+        found = LossResult(value, gradient, inners, divisor, rest, statistics, by_kernels=True)
+    gradient = found.gradient if task.differentiable else None
+    return found._replace(gradient=gradient, statistics=_with_decided(found.statistics, task))
 
 
 def _with_decided(statistics: Tensor, task: LossTask) -> Tensor:
@@ -140,8 +128,9 @@ def _results_of_kernels(operands: LossOperands, objective: Objective) -> first_c
     return results_of(operands, objective, found.value, slope_of(found, operands.offsets), found.statistics)
 
 
-def slope_of(found: Any, offsets: Tensor | None) -> Tensor:
+def slope_of(found: LossResult, offsets: Tensor | None) -> Tensor:
     """Return the gradient of what the kernels have found, as backward gives it for an upstream gradient of 1."""
+    assert found.gradient is not None
     one = torch.ones((), dtype=found.gradient.dtype, device=found.gradient.device)
     slope: Tensor = kernels().scale(
         ScaleOperands(found.gradient, found.inners, one, found.rest, offsets, found.flags, one.dtype)
@@ -186,11 +175,11 @@ def results_of_torch(operands: LossOperands, objective: Objective) -> first_call
 
 
 def results_of(
-    operands: LossOperands | StepOperands, objective: Objective, value: Tensor, slope: Tensor, vector: Tensor
+    operands: LossOperands, objective: Objective, value: Tensor, slope: Tensor, vector: Tensor
 ) -> first_call.Outputs:
     """The results of a loss as they are compared: counts exactly."""
     size = 1.0
-    for x in (operands.advantages, getattr(operands, "weights", None), operands.scales):
+    for x in (operands.advantages, operands.weights, operands.scales):
         if x is not None:
             size *= max(1.0, float(torch.where(x.isfinite(), x, 0).abs().max()))
     names = (*loss_metrics.sum_names(objective), *loss_metrics.max_names())
@@ -206,13 +195,11 @@ def results_of(
 # --- the operators ---
 
 
-def _kernels(operands: LossOperands, objective: Objective) -> LossOutputs:
-    found = kernels().run(beside_tokens(operands), objective)
-    outputs = found.value, found.gradient, found.inners, found.divisor, found.rest, found.statistics
-    return filled(LossOutputs, operands.new, *outputs)
+def _kernels(operands: LossOperands, objective: Objective) -> tuple[Tensor, ...]:
+    return filled(operands.new, *kernels().run(beside_tokens(operands), objective)[:6])
 
 
-def _shapes(operands: LossOperands, objective: Objective) -> LossOutputs:
+def _shapes(operands: LossOperands, objective: Objective) -> tuple[Tensor, ...]:
     new, offsets = operands.new, operands.offsets
     kind = torch.float64 if operands.double else torch.float32
     sequences = new.shape[0] if offsets is None else offsets.shape[0] - 1
@@ -222,20 +209,19 @@ def _shapes(operands: LossOperands, objective: Objective) -> LossOutputs:
         return torch.empty(size, dtype=dtype, device=new.device)
 
     return filled(
-        LossOutputs, new, empty(), empty(*new.shape) if operands.differentiable else None,
+        new, empty(), empty(*new.shape) if operands.differentiable else None,
         empty(sequences) if averages_late else None, empty(dtype=torch.float64), empty(dtype=torch.float64),
         empty(len(loss_metrics.sum_names(objective)) + len(loss_metrics.max_names()), dtype=torch.float64),
     )  # fmt: skip
 
 
-def _scale(operands: ScaleOperands) -> Tensor:
-    found: Tensor = kernels().scale(operands)
-    return found
+def _scale(operands: ScaleOperands) -> tuple[Tensor, ...]:
+    return (kernels().scale(operands),)
 
 
-def _scaled_shape(operands: ScaleOperands) -> Tensor:
-    return torch.empty_like(operands.gradient, dtype=operands.dtype)
+def _scaled_shape(operands: ScaleOperands) -> tuple[Tensor, ...]:
+    return (torch.empty_like(operands.gradient, dtype=operands.dtype),)
 
 
-define("policy_loss", LossOperands, LossOutputs, cuda=_kernels, cpu=_kernels, fake=_shapes, encoded="objective")
-define("scale_gradient", ScaleOperands, None, cuda=_scale, cpu=_scale, fake=_scaled_shape)
+define("policy_loss", LossOperands, 6, cuda=_kernels, cpu=_kernels, fake=_shapes, encoded="objective")
+define("scale_gradient", ScaleOperands, 1, cuda=_scale, cpu=_scale, fake=_scaled_shape)

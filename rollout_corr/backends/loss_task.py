@@ -1,9 +1,9 @@
-"""A policy loss to run on a batch, its result, and what of it the kernels leave to plain torch."""
+"""A policy loss to run on a batch, and what of it the kernels leave to plain torch."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
@@ -35,20 +35,6 @@ class LossTask:
     scales: Tensor | None = None  # factors of all that a token adds to the loss
     decided: Decided | None = None  # what the surrogate found in the whole batch; None: it does not look
     before: tuple[Tensor, int] | None = None  # statistics of a correction to join, and how many are sums
-
-
-class LossResult(NamedTuple):
-    """The result of a policy loss by any backend."""
-
-    value: Tensor  # 0-d
-    gradient: Tensor | None  # d(value * rest) / d(new_logp), in the shape of the batch; None where none was wanted
-    inners: Tensor | None  # [S], by which each sequence's gradient is still to be multiplied; None or empty for nothing
-    divisor: Tensor  # 0-d float64
-    rest: Tensor  # 0-d float64, what the gradient is still to be divided by
-    statistics: Tensor  # sums and maxima, float64
-    by_kernels: bool = False  # the kernels made it, and scale the gradient in backward
-    joined: bool = False  # the statistics hold those of `LossTask.before` too
-    flags: Tensor | None = None  # of the kernels' steps over padded rows, for backward
 
 
 def beyond_kernels(surrogate: Surrogate, scaled: bool) -> str | None:

@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Mapping
 from importlib import metadata
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -39,16 +39,6 @@ DEVICES = ("cuda",)
 
 # The state of a sequence is an int32 without a sign: two bits, and one for each criterion that thins.
 MOST_THINNING = 28
-
-
-class CorrectOutputs(NamedTuple):
-    """The results of the operator; one that is not wanted is empty, [0]."""
-
-    weights: Tensor
-    mask: Tensor
-    keep: Tensor  # [S] bool
-    statistics: Tensor  # float64, the sums and then the maxima
-    keep_turns: Tensor  # [U] bool
 
 
 def _missing_triton() -> str | None:
@@ -224,7 +214,8 @@ def _results_of_kernels(operands: CorrectOperands, spec: Spec) -> first_call.Out
 
 
 def _results_of_torch(operands: CorrectOperands, spec: Spec) -> first_call.Outputs:
-    return results_of(*reference(operands, spec), spec)
+    made = reference(operands, spec)
+    return results_of(made.weights, made.mask, made.keep, made.statistics.vector, made.keep_turns, spec)
 
 
 def results_of(
@@ -257,14 +248,18 @@ def _size_of(name: str, values: Mapping[str, float]) -> float | None:
 # --- the operator ---
 
 
-def _kernels(operands: CorrectOperands, spec: Spec) -> CorrectOutputs:
+def _kernels(operands: CorrectOperands, spec: Spec) -> tuple[Tensor, ...]:
     found = kernels().run(beside_tokens(operands), spec)
-    outputs = found.weights, found.mask, found.keep, found.statistics, found.keep_turns
-    return filled(CorrectOutputs, operands.train, *outputs)
+    return filled(operands.train, found.weights, found.mask, found.keep, found.statistics, found.keep_turns)
 
 
-def reference(operands: CorrectOperands, spec: Spec) -> CorrectOutputs:
-    """Run a correction on plain torch, in blocks: the operator on the CPU."""
+def _reference(operands: CorrectOperands, spec: Spec) -> tuple[Tensor, ...]:
+    made = reference(operands, spec)
+    return filled(operands.train, made.weights, made.mask, made.keep, made.statistics.vector, made.keep_turns)
+
+
+def reference(operands: CorrectOperands, spec: Spec) -> Result:
+    """Run a correction on plain torch, in blocks, with a mask where the kernels write one."""
     given, train, mask, new = operands, operands.train, operands.mask, operands.new
     offsets = None if given.offsets is None else read_offsets(given.offsets, train, False)
     names = [name for name in external_names(spec) if name != AGE or given.versions is None]
@@ -288,14 +283,12 @@ def reference(operands: CorrectOperands, spec: Spec) -> CorrectOutputs:
     )
     batch.turns = None if given.turns is None else read_offsets_of_turns(given.turns, batch, False)
     result = blocks.run_blocks(batch, spec)
-    edited = result.mask
-    if edited is None and writes_mask(spec, mask, offsets):
-        edited = whole.inside(batch)
-    found = result.weights, edited, result.keep, result.statistics.vector, result.keep_turns
-    return filled(CorrectOutputs, train, *found)
+    if result.mask is None and writes_mask(spec, mask, offsets):
+        result.mask = whole.inside(batch)
+    return result
 
 
-def _shapes(operands: CorrectOperands, spec: Spec) -> CorrectOutputs:
+def _shapes(operands: CorrectOperands, spec: Spec) -> tuple[Tensor, ...]:
     train, mask, offsets = operands.train, operands.mask, operands.offsets
     kind = compute_dtype(train.dtype, operands.rollout.dtype)
     sequences = train.shape[0] if offsets is None else offsets.shape[0] - 1
@@ -306,7 +299,6 @@ def _shapes(operands: CorrectOperands, spec: Spec) -> CorrectOutputs:
         return torch.empty(size, dtype=dtype, device=train.device)
 
     return filled(
-        CorrectOutputs,
         train,
         empty(*train.shape, dtype=kind) if spec.returns_weights else None,
         empty(*train.shape, dtype=mask_kind) if edits else None,
@@ -316,4 +308,4 @@ def _shapes(operands: CorrectOperands, spec: Spec) -> CorrectOutputs:
     )
 
 
-define("correct", CorrectOperands, CorrectOutputs, cuda=_kernels, cpu=reference, fake=_shapes, encoded="spec")
+define("correct", CorrectOperands, 5, cuda=_kernels, cpu=_reference, fake=_shapes, encoded="spec")

@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
 import torch
 from torch import Tensor
 
-from ..specs.operands import CorrectOperands, LossOperands, StepOperands
+from ..specs.operands import CorrectOperands, LossOperands
 
 if TYPE_CHECKING:
     from ..specs.checked import Checked
 
-Operands = TypeVar("Operands", CorrectOperands, LossOperands, StepOperands)
-Results = TypeVar("Results")
+Operands = TypeVar("Operands", CorrectOperands, LossOperands)
 
 # The name of the package: a copy under another name, as on the Hub, has operators of its own.
 NAMESPACE = __name__.partition(".")[0]
@@ -71,19 +70,19 @@ def _for_kernels(offsets: Tensor | None, device: torch.device) -> Tensor | None:
     return (offsets if offsets.device == device else offsets.to(device)).contiguous()
 
 
-def filled(results: type[Results], like: Tensor, *found: Tensor | None) -> Results:
+def filled(like: Tensor, *found: Tensor | None) -> tuple[Tensor, ...]:
     """Results of an operator, in order; one that is not wanted is empty, because an operator cannot return None."""
-    return results(*[like.new_empty(0) if x is None else x for x in found])
+    return tuple([like.new_empty(0) if x is None else x for x in found])
 
 
 def define(
     name: str,
     operands: type[Any],
-    results: type[Any] | None,
+    results: int,
     *,
-    cuda: Callable[..., Any],
-    cpu: Callable[..., Any],
-    fake: Callable[..., Any],
+    cuda: Callable[..., tuple[Tensor, ...]],
+    cpu: Callable[..., tuple[Tensor, ...]],
+    fake: Callable[..., tuple[Tensor, ...]],
     encoded: str | None = None,
 ) -> None:
     """Define `torch.ops.rollout_corr.NAME`, which runs `cuda` on CUDA tensors, ROCm's too, and `cpu` on the CPU's.
@@ -92,7 +91,7 @@ def define(
         name: Its name.
         operands: A NamedTuple with a field for each operand, in order; no operand are the last ones whose annotations
             are not in `TYPES`.
-        results: A NamedTuple of tensors; None for a single tensor.
+        results: How many tensors it gives.
         cuda: (operands) -> results, and with `encoded` (operands, decoded).
         cpu: Likewise.
         fake: Gives results of the right shapes and dtypes without looking at values.
@@ -102,18 +101,17 @@ def define(
     count = len(fields)
     fields |= {} if encoded is None else {encoded: "str", "numbers": "float[]"}
     names = tuple(fields)
-    returned = "Tensor" if results is None else f"({', '.join(f'Tensor {x}' for x in results._fields)})"
 
     def flat(run: Callable[..., Any]) -> Callable[..., Tensor | tuple[Tensor, ...]]:
         def call(*args: Any, **kwargs: Any) -> Tensor | tuple[Tensor, ...]:
             given = (*args, *(kwargs[key] for key in names[len(args) :])) if kwargs else args
             found = run(operands(*given[:count]), *([] if encoded is None else [_decoded(*given[count:])]))
-            return found if results is None else tuple(found)
+            return found if results > 1 else found[0]
 
         return call
 
     LIBRARY.define(
-        f"{name}({', '.join(f'{kind} {key}' for key, kind in fields.items())}) -> {returned}",
+        f"{name}({', '.join(f'{kind} {key}' for key, kind in fields.items())}) -> ({', '.join(['Tensor'] * results)})",
         tags=(torch.Tag.pt2_compliant_tag,),
     )
     LIBRARY.impl(name, flat(cuda), "CUDA")

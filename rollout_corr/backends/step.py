@@ -6,7 +6,7 @@ pass that reads the two log-probs of the correction comes before it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,17 +14,13 @@ from torch import Tensor
 from ..metrics import loss as loss_metrics
 from ..specs.caches import cached
 from ..specs.correction import Spec
-from ..specs.operands import LossOperands, StepOperands, StepUse
+from ..specs.operands import InStep, LossOperands, LossResult
 from ..specs.surrogate import WeightUse
 from ..specs.terms import Objective
 from . import first_call, loss_operators, operators
 from .batch import OpenBatch
-from .loss_operators import repeats
-from .loss_task import LossResult, LossTask
+from .loss_task import LossTask
 from .registration import beside_tokens, seen_by_others
-
-if TYPE_CHECKING:
-    from ..kernels.policy_loss.step import StepFound
 
 
 @cached(maxsize=256)
@@ -74,53 +70,39 @@ def fits(task: LossTask, correction: OpenBatch) -> bool:
     return counted and not double and not seen_by_others(given)
 
 
-def operands_of(task: LossTask, correction: OpenBatch, spec: Spec, use: WeightUse, rejected: str) -> StepOperands:
+def operands_of(task: LossTask, correction: OpenBatch, spec: Spec, use: WeightUse, rejected: str) -> LossOperands:
     """Return a step as the kernels take it."""
-    advantages, per_sequence = task.advantages, task.batch.per_sequence
-    # Criteria take the mean of the finite advantages of tokens, and an advantage of a sequence as it is.
-    if repeats(advantages) and correction.advantages is None:
-        advantages, per_sequence = advantages[:, 0], True
-    new, base, train, rollout = task.batch.train, task.base, correction.train, correction.rollout
-    trainer = "new" if train is new else "base" if train is base else "own"
-    engine = "base" if rollout is base else "own"
-    mass = correction.mass
-    return StepOperands(
-        new=new, base=base, train=train if trainer == "own" else None, rollout=rollout if engine == "own" else None,
-        ref=task.ref, advantages=advantages, per_sequence=per_sequence,
-        externals=list(correction.external_of(spec).values()) if spec.criteria else [], mask=correction.mask,
-        offsets=correction.offsets, divisor=task.divisor, scales=task.scales,
-        log_mass=None if mass is None else mass.log_mass, mass_of_base=mass is not None and mass.of == "train",
-        differentiable=task.differentiable,
-        use=use_of(spec, use, rejected, trainer, engine, task.mass is not None)._replace(
-            settles=settles(spec, task.objective, rejected)
-        ),
-    )  # fmt: skip
+    operands, mass = loss_operators.operands_of(task), correction.mass
+    if correction.advantages is not None:
+        # Criteria take the mean of the finite advantages of tokens, and an advantage of a sequence as it is.
+        operands = operands._replace(advantages=task.advantages, per_sequence=task.batch.per_sequence)
+    train, rollout = correction.train, correction.rollout
+    trainer = "new" if train is operands.new else "base" if train is task.base else "own"
+    engine = "base" if rollout is task.base else "own"
+    step = use_of(spec, use, rejected, trainer, engine, task.mass is not None)._replace(
+        settles=settles(spec, task.objective, rejected),
+        train=train if trainer == "own" else None,
+        rollout=rollout if engine == "own" else None,
+        externals=tuple(correction.external_of(spec).values()) if spec.criteria else (),
+    )
+    log_mass, of_base = (None, False) if mass is None else (mass.log_mass, mass.of == "train")
+    return operands._replace(log_mass=log_mass, mass_of_base=of_base, step=step)
 
 
-def use_of(spec: Spec, use: WeightUse, rejected: str, trainer: str, engine: str, loss_takes_mass: bool) -> StepUse:
+def use_of(spec: Spec, use: WeightUse, rejected: str, trainer: str, engine: str, loss_takes_mass: bool) -> InStep:
     """Say how a correction enters the loss. `rejected` is what the caller's Spec edits."""
     if use == "report":
         # Weights do not multiply: a rejected token has the factor 0, or does not train.
         gated, trained = spec.edits_mask and rejected != "mask", spec.edits_mask and rejected != "zero"
-        return StepUse(gated, gated, trained, trainer, engine, loss_takes_mass)
-    return StepUse(spec.returns_weights, False, spec.edits_mask, trainer, engine, loss_takes_mass)
+        return InStep(gated, gated, trained, trainer, engine, loss_takes_mass)
+    return InStep(spec.returns_weights, False, spec.edits_mask, trainer, engine, loss_takes_mass)
 
 
-class Step(NamedTuple):
-    """The result of a step: the loss, whose statistics hold the correction's, and which sequences are kept."""
-
-    loss: LossResult
-    keep: Tensor  # [S] bool
-
-
-def run_step(task: LossTask, correction: OpenBatch, spec: Spec, use: WeightUse, rejected: str) -> Step:
+def run_step(task: LossTask, correction: OpenBatch, spec: Spec, use: WeightUse, rejected: str) -> LossResult:
     """Run both, in one pass over the tokens or in two where sequences are decided about first."""
     operands = beside_tokens(operands_of(task, correction, spec, use, rejected))
-    found: StepFound = launcher().run(operands, (spec, task.objective))
-    loss = LossResult(
-        found.value, found.gradient, found.inners, found.divisor, found.rest, found.statistics, True, True, found.flags
-    )
-    return Step(loss, found.keep)
+    found: LossResult = launcher().run(operands, (spec, task.objective))
+    return found
 
 
 class Unsettled:
@@ -174,32 +156,32 @@ def launcher() -> Any:
 # --- the first call ---
 
 
-def _results_of_kernels(operands: StepOperands, wanted: tuple[Spec, Objective]) -> first_call.Outputs:
-    found: StepFound = kernels().run(operands._replace(differentiable=True), wanted)
+def _results_of_kernels(operands: LossOperands, wanted: tuple[Spec, Objective]) -> first_call.Outputs:
+    found: LossResult = kernels().run(operands._replace(differentiable=True), wanted)
     spec, objective = wanted
     sums, maxima = operators.counts(spec)
     of_loss = len(loss_metrics.sum_names(objective)), len(loss_metrics.max_names())
     parts = found.statistics.split([sums, of_loss[0], maxima, of_loss[1]])
     slope = loss_operators.slope_of(found, operands.offsets)
     loss = loss_operators.results_of(operands, objective, found.value, slope, torch.cat(parts[1::2]))
+    assert found.keep is not None
     return {**loss, **_of_correction(found.keep, torch.cat(parts[::2]), spec)}
 
 
-def _results_of_torch(operands: StepOperands, wanted: tuple[Spec, Objective]) -> first_call.Outputs:
+def _results_of_torch(operands: LossOperands, wanted: tuple[Spec, Objective]) -> first_call.Outputs:
     """Correct on plain torch, then compute the loss with what comes of it."""
     spec, objective = wanted
-    given, use = operands, operands.use
-    made = operators.reference(kernels().correction_of(given, spec), spec)
+    use = operands.step
+    made = operators.reference(kernels().correction_of(operands, spec), spec)
     trains = made.mask if spec.edits_mask else None
     weights = made.weights if trains is None or not use.gated else trains != 0
-    loss = LossOperands(
-        new=given.new, base=given.base, ref=given.ref, advantages=given.advantages, per_sequence=given.per_sequence,
-        weights=weights if use.weighted else None, trains=trains if use.trained else None, mask=given.mask,
-        offsets=given.offsets, divisor=given.divisor, scales=given.scales,
-        log_mass=given.log_mass if use.loss_takes_mass else None, mass_of_base=given.mass_of_base,
-    )  # fmt: skip
+    loss = operands._replace(
+        weights=weights if use.weighted else None,
+        trains=trains if use.trained else None,
+        log_mass=operands.log_mass if use.loss_takes_mass else None,
+    )
     found = loss_operators.results_of_torch(loss, objective)
-    return {**found, **_of_correction(made.keep, made.statistics, spec)}
+    return {**found, **_of_correction(made.keep, made.statistics.vector, spec)}
 
 
 def _of_correction(keep: Tensor, statistics: Tensor, spec: Spec) -> first_call.Outputs:

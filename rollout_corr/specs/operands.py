@@ -45,6 +45,29 @@ class CorrectOperands(NamedTuple):
     versions: ReadVersions | None = None  # where the ages are not among the externals; the operator has no such operand
 
 
+class InStep(NamedTuple):
+    """A correction in the pass of the loss: how it enters the loss, and what it reads that the loss does not."""
+
+    weighted: bool  # factors of the loss: the weights, or with `gated` 0 where a token is rejected
+    gated: bool
+    trained: bool  # rejected tokens do not train
+    trainer: str | None  # the log-probs of the trainer are its `train`, or those of "new" or "base"
+    engine: str | None  # and the engine's its `rollout`, or those of "base"
+    loss_takes_mass: bool  # the loss takes the kept mass off its ratio too
+    settles: bool = False  # sequences are decided about before the pass of the loss
+    train: Tensor | None = None  # where `trainer` is "own"
+    rollout: Tensor | None = None  # where `engine` is "own"
+    externals: tuple[Tensor, ...] = ()
+
+    def without_tensors(self) -> InStep:
+        """Return what a compiled step depends on."""
+        return self._replace(train=None, rollout=None, externals=())
+
+
+# Of a loss whose weights and masks are ready.
+NO_STEP = InStep(weighted=False, gated=False, trained=False, trainer=None, engine=None, loss_takes_mass=True)
+
+
 class LossOperands(NamedTuple):
     """The operands of `torch.ops.rollout_corr.policy_loss`; an Objective comes behind them."""
 
@@ -65,44 +88,22 @@ class LossOperands(NamedTuple):
     turns: Tensor | None = None  # [U + 1] int32 or int64, offsets among the tokens, for a surrogate of turns
     chosen: Tensor | None = None  # non-zero where the surrogate chose the token from the whole batch
     differentiable: bool = True  # the gradient is handed back
+    step: InStep = NO_STEP  # a correction in the same pass; the operator has no such operand
 
 
-class StepUse(NamedTuple):
-    """How a correction in the pass of the loss enters it, and where its log-probs come from."""
+class LossResult(NamedTuple):
+    """The result of a policy loss by any backend; the operator has the first six."""
 
-    weighted: bool  # factors of the loss: the weights, or with `gated` 0 where a token is rejected
-    gated: bool
-    trained: bool  # rejected tokens do not train
-    trainer: str | None  # the log-probs of the trainer are "own" tensors, or those of "new" or "base"
-    engine: str | None  # and the engine's "own", or those of "base"
-    loss_takes_mass: bool  # the loss takes the kept mass off its ratio too
-    settles: bool = False  # sequences are decided about before the pass of the loss
-
-
-# Of a loss whose weights and masks are ready.
-NO_STEP = StepUse(weighted=False, gated=False, trained=False, trainer=None, engine=None, loss_takes_mass=True)
-
-
-class StepOperands(NamedTuple):
-    """A policy loss with its correction in one pass over the tokens; fields of the other records mean the same."""
-
-    new: Tensor
-    base: Tensor | None
-    train: Tensor | None  # where `use.trainer` is "own"
-    rollout: Tensor | None  # where `use.engine` is "own"
-    ref: Tensor | None
-    advantages: Tensor
-    per_sequence: bool
-    externals: list[Tensor]
-    mask: Tensor | None
-    offsets: Tensor | None
-    divisor: Tensor | None
-    scales: Tensor | None
-    log_mass: Tensor | None
-    mass_of_base: bool
-    differentiable: bool
-    use: StepUse
-    turns: Tensor | None = None  # None: a step with turns is two calls
+    value: Tensor  # 0-d
+    gradient: Tensor | None  # d(value * rest) / d(new_logp), in the shape of the batch; None where none was wanted
+    inners: Tensor | None  # [S], by which each sequence's gradient is still to be multiplied; None or empty for nothing
+    divisor: Tensor  # 0-d float64
+    rest: Tensor  # 0-d float64, what the gradient is still to be divided by
+    statistics: Tensor  # sums and maxima, float64; of a step the correction's before the loss's in both
+    by_kernels: bool = False  # the kernels made it, and scale the gradient in backward
+    joined: bool = False  # the statistics hold those of `LossTask.before` too
+    flags: Tensor | None = None  # of each step of padded rows with a mask: a token is valid, or its gradient is 0
+    keep: Tensor | None = None  # [S] bool, of a step
 
 
 class ScaleOperands(NamedTuple):

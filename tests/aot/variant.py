@@ -16,7 +16,7 @@ from rollout_corr.backends.batch import external_names
 from rollout_corr.backends.step import settles, use_of
 from rollout_corr.kernels.correct.plan import pairs_of
 from rollout_corr.specs.correction import Spec
-from rollout_corr.specs.operands import CorrectOperands, LossOperands, ScaleOperands, StepOperands
+from rollout_corr.specs.operands import CorrectOperands, LossOperands, ScaleOperands
 from rollout_corr.specs.terms import Objective
 
 if TYPE_CHECKING:
@@ -268,7 +268,7 @@ class StepVariant(VariantLayout):
             return 8
         return 8 + 4 * (self.old is not None) + 4 * (self.ref == torch.float32)
 
-    def given(self, tokens: int, sequences: int, device: str | torch.device = "meta") -> StepOperands:
+    def given(self, tokens: int, sequences: int, device: str | torch.device = "meta") -> LossOperands:
         """Make a batch of this variant without values in it; see `Variant.given`."""
         shape = self._shape(tokens, sequences)
 
@@ -282,34 +282,34 @@ class StepVariant(VariantLayout):
         weights = self.objective.surrogate.traits.weights_in_bypass if bypass else "multiply"
         trainer, engine = ("new", "base") if bypass else ("base", "own")
         takes_mass = bypass and self.mass is not None
-        return StepOperands(
+        step = use_of(self.spec, weights, self.spec.rejected, trainer, engine, takes_mass)._replace(
+            settles=settles(self.spec, self.objective, self.spec.rejected),
+            rollout=None if bypass else line(self.rollout),
+            externals=tuple(empty(torch.float32, *shape) for _ in external_names(self.spec)),
+        )
+        return LossOperands(
             new=self.place(empty(self.new, *shape)),
             base=line(self.rollout if bypass else self.old),
-            train=None,
-            rollout=None if bypass else line(self.rollout),
             ref=line(self.ref),
             advantages=empty(torch.float32, *(shape if self.advantages == "token" else (sequences,))),
             per_sequence=self.advantages == "sequence",
-            externals=[empty(torch.float32, *shape) for _ in external_names(self.spec)],
+            weights=None,
+            trains=None,
             mask=line(self.mask),
             offsets=empty(self.offsets, sequences + 1) if self.packed else None,
             divisor=empty(torch.float64) if self.counted else None,
-            scales=None,
             log_mass=None if self.mass is None else empty(torch.float32, *shape),
             mass_of_base=self.mass == "rollout",
-            differentiable=True,
-            use=use_of(self.spec, weights, self.spec.rejected, trainer, engine, takes_mass)._replace(
-                settles=settles(self.spec, self.objective, self.spec.rejected)
-            ),
+            step=step,
         )
 
-    def launches(self, given: StepOperands | None = None) -> tuple[Launch, ...]:
+    def launches(self, given: LossOperands | None = None) -> tuple[Launch, ...]:
         """List what a forward and a backward would launch for a batch, by default one on the meta device."""
         from rollout_corr.kernels.policy_loss.launch import prepare_scale
         from rollout_corr.kernels.policy_loss.step import prepare, prepare_settled
 
         given = self.given(self.tokens, self.tokens // self.length) if given is None else given
-        run = prepare_settled if given.use.settles else prepare
+        run = prepare_settled if given.step.settles else prepare
         found, launches = run(given, self.spec, self.objective)
         assert found.gradient is not None
         upstream = torch.ones((), dtype=found.value.dtype, device=given.new.device)
