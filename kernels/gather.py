@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from .tiles import Extents, edge, either
+from .tiles import Extents, edge, either, launched
 from .tokens import GRID_OF_D, GRID_OF_FRACTION, at, has, named, size
 
 
@@ -71,13 +71,13 @@ def lowest_key(kind: tl.dtype) -> int:
 
 
 @triton.jit
-def slot_tables(counts: tl.tensor, integers: tl.tensor, floats: tl.tensor, peaks: tl.tensor) -> SlotTables:
+def slot_tables(counts, integers, floats, peaks) -> SlotTables:
     """Group the slot tables; one that is None is replaced by the first, which is not read in its place."""
     return SlotTables(counts, either(integers, counts), either(floats, counts), either(peaks, counts))
 
 
 @triton.jit
-def nothing_yet(table: tl.tensor, like: tl.tensor, PLAN: tl.constexpr, TABLE: tl.constexpr) -> tl.tuple:
+def nothing_yet(table, like, PLAN: tl.constexpr, TABLE: tl.constexpr) -> tl.tuple:
     """Start the columns of a table, each in the shape of `like`."""
     found: tl.tuple = ()
     for _ in tl.static_range(size(PLAN, TABLE)):
@@ -92,10 +92,7 @@ def nothing_yet(table: tl.tensor, like: tl.tensor, PLAN: tl.constexpr, TABLE: tl
 
 
 @triton.jit
-def with_slots(
-    found: tl.tuple, table: tl.tensor, slot: tl.tensor, slots: tl.tensor, known: tl.tensor,
-    PLAN: tl.constexpr, TABLE: tl.constexpr,
-) -> tl.tuple:  # fmt: skip
+def with_slots(found: tl.tuple, table, slot, slots, known, PLAN: tl.constexpr, TABLE: tl.constexpr) -> tl.tuple:
     """Add one slot of each thread to all columns of a table, or take the larger."""
     more: tl.tuple = ()
     for i in tl.static_range(size(PLAN, TABLE)):
@@ -119,9 +116,8 @@ def together(found: tl.tuple, TABLE: tl.constexpr) -> tl.tuple:
 
 @triton.jit
 def slots_of(
-    offsets: tl.tensor, owner: tl.tensor, extents: Extents, PLAN: tl.constexpr,
-    BY_OWNER: tl.constexpr = False,
-) -> tuple[tl.tensor, tl.tensor, tl.tensor]:  # fmt: skip
+    offsets, owner, extents: Extents, PLAN: tl.constexpr, BY_OWNER: tl.constexpr = False
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
     """Find the sequence of each owner, its first slot, and how many slots it has; all [SEQUENCES].
 
     An empty one has none. In a packed batch the first and the last owner are no sequence, as in `tiles.edge`.
@@ -141,9 +137,7 @@ def slots_of(
 
 
 @triton.jit
-def turns_of(
-    within: tl.tensor, owner: tl.tensor, sequences: tl.tensor, turns: tl.tensor
-) -> tuple[tl.tensor, tl.tensor]:
+def turns_of(within, owner, sequences, turns) -> tuple[tl.tensor, tl.tensor]:
     """Find the first turn of each owner, and the one behind its last: all turns have an owner, 0 to S + 1.
 
     Args:
@@ -159,7 +153,7 @@ def turns_of(
 
 
 @triton.jit
-def owner_of_turn(within: tl.tensor, turn: tl.tensor, sequences: tl.tensor) -> tl.tensor:
+def owner_of_turn(within, turn, sequences):
     """Find the owner, 0 to S + 1, that has each turn, which is numbered as in `turns_of`; arguments as there."""
     low, high = turn * 0, turn * 0 + sequences + 1
     while tl.max(high - low, 0) > 0:
@@ -170,9 +164,7 @@ def owner_of_turn(within: tl.tensor, turn: tl.tensor, sequences: tl.tensor) -> t
 
 
 @triton.jit
-def slots_between(
-    offsets: tl.tensor, low: tl.tensor, high: tl.tensor, extents: Extents, BY_OWNER: tl.constexpr = False
-) -> tuple[tl.tensor, tl.tensor]:
+def slots_between(offsets, low, high, extents: Extents, BY_OWNER: tl.constexpr = False) -> tuple[tl.tensor, tl.tensor]:
     """Find the first slot of turns from low to before high, and how many there are. BY_OWNER: as in `slots_of`."""
     if BY_OWNER:
         return low, tl.maximum(high - low, 0)
@@ -184,9 +176,8 @@ def slots_between(
 
 @triton.jit
 def gather_slots(
-    tables: SlotTables, first_slot: tl.tensor, slot_count: tl.tensor, slots: tl.tensor,
-    PLAN: tl.constexpr, SHAPE: tl.constexpr,
-) -> UnitTotals:  # fmt: skip
+    tables: SlotTables, first_slot, slot_count, slots, PLAN: tl.constexpr, SHAPE: tl.constexpr
+) -> UnitTotals:
     """Gather all tables by sequence.
 
     One loop for all of them, in which the loads of several slots are on their way at once. Threads exchange what
@@ -215,7 +206,7 @@ def gather_slots(
 
 
 @triton.jit
-def integer(totals: UnitTotals, PLAN: tl.constexpr, name: tl.constexpr) -> tl.tensor:
+def integer(totals: UnitTotals, PLAN: tl.constexpr, name: tl.constexpr):
     """Return a sum of integers: [SEQUENCES] int64."""
     if has(PLAN, "counts", name):
         return totals.counts[at(PLAN, "counts", name)]
@@ -224,13 +215,13 @@ def integer(totals: UnitTotals, PLAN: tl.constexpr, name: tl.constexpr) -> tl.te
 
 
 @triton.jit
-def plain(totals: UnitTotals, PLAN: tl.constexpr, name: tl.constexpr) -> tl.tensor:
+def plain(totals: UnitTotals, PLAN: tl.constexpr, name: tl.constexpr):
     """Return a plain sum: [SEQUENCES] float64."""
     return totals.floats[at(PLAN, "floats", name)]
 
 
 @triton.jit
-def exact(totals: UnitTotals, PLAN: tl.constexpr, name: tl.constexpr, OF_D: tl.constexpr) -> tl.tensor:
+def exact(totals: UnitTotals, PLAN: tl.constexpr, name: tl.constexpr, OF_D: tl.constexpr):
     """Return a sum that decides: [SEQUENCES] float64. Sums of D are on one grid, others in two limbs."""
     if PLAN.double:
         x = plain(totals, PLAN, name)
@@ -248,16 +239,15 @@ def exact(totals: UnitTotals, PLAN: tl.constexpr, name: tl.constexpr, OF_D: tl.c
 
 
 @triton.jit
-def put_columns(out: tl.tensor, columns: tl.tuple, owner: tl.tensor, owners: tl.tensor) -> None:
+def put_columns(out, columns: tl.tuple, owner, owners) -> None:
     """Write a gathered table to [columns, owners]."""
     for i in tl.static_range(len(columns)):
         tl.store(out + owners * i + owner, columns[i], mask=owner < owners)
 
 
-@triton.jit(do_not_specialize=["tokens", "sequences", "tiles", "tile_bits", "slots", "unit_count"])
+@launched
 def gather_kernel(
-    counts: tl.tensor, integers: tl.tensor, floats: tl.tensor, peaks: tl.tensor, counts_out: tl.tensor,
-    integers_out: tl.tensor, floats_out: tl.tensor, peaks_out: tl.tensor, offsets: tl.tensor,
+    counts, integers, floats, peaks, counts_out, integers_out, floats_out, peaks_out, offsets,
     tokens: tl.int64, sequences: tl.int64, tiles: tl.int64, tile_bits: tl.int32, slots: tl.int64, unit_count: tl.int64,
     PLAN: tl.constexpr, SHAPE: tl.constexpr,
 ) -> None:  # fmt: skip

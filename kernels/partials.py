@@ -54,7 +54,7 @@ def groups(plan: Tables) -> int:
 
 
 @triton.jit
-def put(table: tl.tensor, PLAN: tl.constexpr, TABLE: tl.constexpr, name: tl.constexpr, x: tl.tensor) -> None:
+def put(table, PLAN: tl.constexpr, TABLE: tl.constexpr, name: tl.constexpr, x) -> None:
     """Store this program's entry of a column, a scalar, if the plan has the column."""
     if has(PLAN, TABLE, name):
         row = table + tl.program_id(0).to(tl.int64) * size(PLAN, TABLE)
@@ -62,7 +62,7 @@ def put(table: tl.tensor, PLAN: tl.constexpr, TABLE: tl.constexpr, name: tl.cons
 
 
 @triton.jit
-def add(sums: tl.tensor, PLAN: tl.constexpr, name: tl.constexpr, x: tl.tensor) -> None:
+def add(sums, PLAN: tl.constexpr, name: tl.constexpr, x) -> None:
     """Add x up over the sequences of this program, [SEQUENCES]; x is 0 at those that do not count."""
     if has(PLAN, "sequence_sums", name):
         # A warp adds up int32 in one instruction, and int64 in two.
@@ -71,7 +71,7 @@ def add(sums: tl.tensor, PLAN: tl.constexpr, name: tl.constexpr, x: tl.tensor) -
 
 
 @triton.jit
-def largest_key(key: tl.tensor) -> tl.tensor:
+def largest_key(key):
     """Find the largest of int64 keys by halves: each half takes a warp one instruction."""
     high, low = (key >> 32).to(tl.int32), key.to(tl.uint32)
     most = tl.max(high, 0)
@@ -80,9 +80,7 @@ def largest_key(key: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
-def put_extrema(
-    maxima: tl.tensor, PLAN: tl.constexpr, low: tl.constexpr, high: tl.constexpr, x: tl.tensor, among: tl.tensor
-) -> None:
+def put_extrema(maxima, PLAN: tl.constexpr, low: tl.constexpr, high: tl.constexpr, x, among) -> None:
     """Store the largest of -x and of x among some sequences of this program."""
     if has(PLAN, "sequence_maxima", low):
         least = of_key(largest_key(key_of(tl.where(among, -x, float("-inf")))))
@@ -96,10 +94,7 @@ def put_extrema(
 
 
 @triton.jit
-def store_part(
-    table: tl.tensor, out: tl.tensor, column: tl.tensor, first: tl.tensor, end: tl.tensor, programs: tl.tensor,
-    COLUMNS: tl.constexpr, LARGEST: tl.constexpr,
-) -> None:  # fmt: skip
+def store_part(table, out, column, first, end, programs, COLUMNS: tl.constexpr, LARGEST: tl.constexpr) -> None:
     """Add some columns of a table [columns, programs] up over a range of programs, or take the largest."""
     nothing = float("-inf") if LARGEST else 0.0
     found = tl.full((GROUP, LANES), nothing, tl.float64)
@@ -116,10 +111,7 @@ def store_part(
 
 
 @triton.jit
-def add_up_part(
-    k: tl.tensor, sums: tl.tensor, maxima: tl.tensor, part_sums: tl.tensor, part_maxima: tl.tensor,
-    programs: tl.tensor, part: tl.tensor, PLAN: tl.constexpr,
-) -> None:  # fmt: skip
+def add_up_part(k, sums, maxima, part_sums, part_maxima, programs, part, PLAN: tl.constexpr) -> None:
     """Add up GROUP columns of `part` programs over tokens: piece k of parts * groups."""
     number, group = k // groups(PLAN), k % groups(PLAN)
     first = number * part
@@ -138,10 +130,7 @@ def add_up_part(
 
 
 @triton.jit
-def load_rows(
-    table: tl.tensor, start: tl.tensor, rows: tl.tensor, apart: tl.tensor, nothing: tl.constexpr,
-    COLUMNS: tl.constexpr,
-) -> tl.tensor:  # fmt: skip
+def load_rows(table, start, rows, apart, nothing: tl.constexpr, COLUMNS: tl.constexpr):
     """Load some of `rows` rows of a table [rows, columns], each `apart` behind the one before: [ROWS, WIDTH]."""
     row = (start + tl.arange(0, ROWS))[:, None]
     column = tl.arange(0, width_of(COLUMNS))[None, :]
@@ -150,7 +139,7 @@ def load_rows(
 
 
 @triton.jit
-def sum_of_rows(table: tl.tensor, rows: tl.tensor, apart: tl.tensor, COLUMNS: tl.constexpr) -> tl.tensor:
+def sum_of_rows(table, rows, apart, COLUMNS: tl.constexpr):
     """Add up all columns: [WIDTH]. A thread has its columns, and exchanges nothing."""
     found = load_rows(table, 0, rows, apart, 0.0, COLUMNS)
     for start in range(ROWS, rows, ROWS):
@@ -159,7 +148,7 @@ def sum_of_rows(table: tl.tensor, rows: tl.tensor, apart: tl.tensor, COLUMNS: tl
 
 
 @triton.jit
-def largest_of_rows(table: tl.tensor, rows: tl.tensor, apart: tl.tensor, COLUMNS: tl.constexpr) -> tl.tensor:
+def largest_of_rows(table, rows, apart, COLUMNS: tl.constexpr):
     """Find the largest entry of every column: [WIDTH]; NaN if there is one."""
     found = key_of(load_rows(table, 0, rows, apart, float("-inf"), COLUMNS))
     for start in range(ROWS, rows, ROWS):
@@ -168,20 +157,20 @@ def largest_of_rows(table: tl.tensor, rows: tl.tensor, apart: tl.tensor, COLUMNS
 
 
 @triton.jit
-def entry(found: tl.tensor, column: tl.constexpr) -> tl.tensor:
+def entry(found, column: tl.constexpr):
     """Return one column: a scalar."""
     return tl.sum(tl.where(tl.arange(0, found.shape[0]) == column, found, 0.0), 0)
 
 
 @triton.jit
-def put_all(out: tl.tensor, found: tl.tensor, COLUMNS: tl.constexpr) -> None:
+def put_all(out, found, COLUMNS: tl.constexpr) -> None:
     """Store the first of some columns side by side: all of them, as a rule."""
     column = tl.arange(0, found.shape[0])
     tl.store(out + column, found, mask=column < COLUMNS)
 
 
 @triton.jit
-def copy(source: tl.tensor, out: tl.tensor, many: tl.tensor) -> None:
+def copy(source, out, many) -> None:
     """Copy so many numbers."""
     for first in range(0, many, LANES):
         place = first + tl.arange(0, LANES)
@@ -192,7 +181,7 @@ def copy(source: tl.tensor, out: tl.tensor, many: tl.tensor) -> None:
 
 
 @triton.jit
-def zero_counters(counters: tl.tensor, many: tl.tensor) -> None:
+def zero_counters(counters, many) -> None:
     """Zero so many counters."""
     for first in range(0, many, ROW_GROUP):
         place = first + tl.arange(0, ROW_GROUP)
@@ -200,7 +189,7 @@ def zero_counters(counters: tl.tensor, many: tl.tensor) -> None:
 
 
 @triton.jit
-def reset(counter: tl.tensor, rows: tl.tensor) -> None:
+def reset(counter, rows) -> None:
     """Zero the counters of a call, in a launch before: one of all programs, and one of each group of rows."""
     tl.store(counter, 0)
     if rows > ROW_GROUP:
@@ -208,7 +197,7 @@ def reset(counter: tl.tensor, rows: tl.tensor) -> None:
 
 
 @triton.jit
-def count_in(counter: tl.tensor) -> tl.tensor:
+def count_in(counter):
     """Count a program in, and return how many came before, all of whose stores it sees from now on."""
     # One thread counts, and releases what all threads of the program have stored.
     tl.debug_barrier()
@@ -216,9 +205,7 @@ def count_in(counter: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
-def add_up_neighbors(
-    counter: tl.tensor, out: Partials, program: tl.tensor, rows: tl.tensor, PLAN: tl.constexpr
-) -> tl.tensor:
+def add_up_neighbors(counter, out: Partials, program, rows, PLAN: tl.constexpr):
     """Add up the rows of a group in its last program. Return whether this program is that one."""
     first = program // ROW_GROUP * ROW_GROUP
     many = tl.minimum(rows - first, ROW_GROUP)
@@ -238,9 +225,7 @@ def add_up_neighbors(
 
 
 @triton.jit
-def is_last(
-    counter: tl.tensor, out: Partials, program: tl.tensor, rows: tl.tensor, PLAN: tl.constexpr
-) -> tl.tensor:  # fmt: skip
+def is_last(counter, out: Partials, program, rows, PLAN: tl.constexpr):
     """Count a program in and return whether it is the last, which sees whatever the others stored before.
 
     The programs before `rows` have stored a row each. Which program is last may differ from run to run, so results must
@@ -257,7 +242,7 @@ def is_last(
 
 
 @triton.jit
-def rows_left(rows: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
+def rows_left(rows) -> tuple[tl.tensor, tl.tensor]:
     """Return how many rows the last program adds up, and how far they lie apart."""
     grouped = rows > ROW_GROUP
     return tl.where(grouped, (rows + ROW_GROUP - 1) // ROW_GROUP, rows), tl.where(grouped, ROW_GROUP, 1)

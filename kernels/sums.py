@@ -58,9 +58,7 @@ def nothing(PLAN: tl.constexpr) -> tl.tuple:
 
 
 @triton.jit
-def record(
-    found: tl.tuple, PLAN: tl.constexpr, TABLE: tl.constexpr, name: tl.constexpr, x: tl.tensor
-) -> tl.tuple:  # fmt: skip
+def record(found: tl.tuple, PLAN: tl.constexpr, TABLE: tl.constexpr, name: tl.constexpr, x) -> tl.tuple:
     """Record the values of a step's tokens in a column, if the plan has it; for the batch summed over a lane's tokens.
 
     Those of the batch may be [LANES] already, and a sum a number for all lanes.
@@ -91,7 +89,7 @@ def with_words(found: tl.tuple, PLAN: tl.constexpr, TILING: tl.constexpr) -> tl.
 
 
 @triton.jit
-def word_of_equal(found: tl.tuple, place: tl.constexpr, PLAN: tl.constexpr) -> tl.tensor:
+def word_of_equal(found: tl.tuple, place: tl.constexpr, PLAN: tl.constexpr):
     """Count equal tokens, and the finite and the valid ones around them: a choice each, and no addition."""
     finite: tl.constexpr = one_of(PLAN, place - 1)
     valid: tl.constexpr = one_of(PLAN, place - 2) if is_measured(PLAN, place - 2) else 0
@@ -103,13 +101,13 @@ def word_of_equal(found: tl.tuple, place: tl.constexpr, PLAN: tl.constexpr) -> t
 
 
 @triton.jit
-def count_of(kept: tl.tuple, place: tl.constexpr, PLAN: tl.constexpr) -> tl.tensor:
+def count_of(kept: tl.tuple, place: tl.constexpr, PLAN: tl.constexpr):
     """Add a count of a slot up over the lanes, taken out of its word."""
     return tl.sum((kept[first_of_word(PLAN, place)] >> bit_of(PLAN, place)) & LARGEST_COUNT, 0)
 
 
 @triton.jit
-def record_sum(found: tl.tuple, PLAN: tl.constexpr, name: tl.constexpr, x: tl.tensor) -> tl.tuple:
+def record_sum(found: tl.tuple, PLAN: tl.constexpr, name: tl.constexpr, x) -> tl.tuple:
     """Sum D or something bounded like it: saturated and exact on D's grid; plainly in float64."""
     saturated = x
     if has(PLAN, "floats", named(name, "rest")):
@@ -123,7 +121,7 @@ def record_sum(found: tl.tuple, PLAN: tl.constexpr, name: tl.constexpr, x: tl.te
 
 
 @triton.jit
-def record_statistic(found: tl.tuple, PLAN: tl.constexpr, name: tl.constexpr, x: tl.tensor) -> tl.tuple:
+def record_statistic(found: tl.tuple, PLAN: tl.constexpr, name: tl.constexpr, x) -> tl.tuple:
     """Sum another statistic: saturated and exact in two limbs; plainly in float64."""
     saturated = x
     if has(PLAN, "floats", named(name, "rest")):
@@ -140,9 +138,7 @@ def record_statistic(found: tl.tuple, PLAN: tl.constexpr, name: tl.constexpr, x:
 
 
 @triton.jit
-def record_extrema(
-    found: tl.tuple, PLAN: tl.constexpr, low: tl.constexpr, high: tl.constexpr, x: tl.tensor, among: tl.tensor
-) -> tl.tuple:
+def record_extrema(found: tl.tuple, PLAN: tl.constexpr, low: tl.constexpr, high: tl.constexpr, x, among) -> tl.tuple:
     """Keep the largest of -x and of x among some tokens; a NaN, where there may be one, is larger than anything."""
     if has(PLAN, "token_maxima", high):
         found = record(found, PLAN, "token_maxima", high, ordered(tl.where(among, x, float("-inf")), PLAN))
@@ -156,7 +152,7 @@ def record_extrema(
 
 
 @triton.jit
-def ordered(x: tl.tensor, PLAN: tl.constexpr) -> tl.tensor:
+def ordered(x, PLAN: tl.constexpr):
     """Encode x as a key if it can be NaN."""
     if PLAN.nonfinite == "propagate":
         return key_of(x)
@@ -165,7 +161,7 @@ def ordered(x: tl.tensor, PLAN: tl.constexpr) -> tl.tensor:
 
 
 @triton.jit
-def to_grid(x: tl.tensor, grid: tl.constexpr) -> tl.tensor:
+def to_grid(x, grid: tl.constexpr):
     """Round to a multiple of 1/grid, as int64."""
     return (x * grid + tl.where(x < 0.0, -0.5, 0.5).to(x.dtype)).to(tl.int64)
 
@@ -195,7 +191,7 @@ def emptied(kept: tl.tuple, PLAN: tl.constexpr, TILING: tl.constexpr) -> tl.tupl
 
 
 @triton.jit
-def joined(one: tl.tensor, other: tl.tensor, LARGEST: tl.constexpr) -> tl.tensor:
+def joined(one, other, LARGEST: tl.constexpr):
     """Add two sums, or take the larger of two maxima."""
     if LARGEST:
         return tl.maximum(one, other)
@@ -217,8 +213,8 @@ def with_batch(kept: tl.tuple, found: tl.tuple, PLAN: tl.constexpr) -> tl.tuple:
 
 @triton.jit
 def with_slot(
-    kept: tl.tuple, found: tl.tuple, start: tl.tensor | None, end: tl.tensor | None, first: tl.tensor,
-    PLAN: tl.constexpr, TILING: tl.constexpr,
+    kept: tl.tuple, found: tl.tuple, start: tl.tensor | None, end: tl.tensor | None, first, PLAN: tl.constexpr,
+    TILING: tl.constexpr,
 ) -> tl.tuple:  # fmt: skip
     """Add the tokens of a step, which begins at first, to the accumulators of slots; from start to end if given."""
     if start is not None:
@@ -246,7 +242,7 @@ def with_slot(
 
 
 @triton.jit
-def key_in(table: tl.tensor, x: tl.tensor) -> tl.tensor:
+def key_in(table, x):
     """Encode an extremum that was kept as it is, as the keys of its table are."""
     if x.dtype == table.dtype.element_ty:
         return x
@@ -255,9 +251,7 @@ def key_in(table: tl.tensor, x: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
-def put_columns(
-    kept: tl.tuple, table: tl.tensor, slots: tl.tensor, slot: tl.tensor, PLAN: tl.constexpr, TABLE: tl.constexpr
-) -> None:
+def put_columns(kept: tl.tuple, table, slots, slot, PLAN: tl.constexpr, TABLE: tl.constexpr) -> None:
     """Store the columns of a table of slots, [columns, slots]."""
     entry = slot
     for i in tl.static_range(size(PLAN, TABLE)):
@@ -268,9 +262,7 @@ def put_columns(
 
 
 @triton.jit
-def put_counts(
-    kept: tl.tuple, table: tl.tensor, slots: tl.tensor, slot: tl.tensor, valid: tl.tensor, PLAN: tl.constexpr
-) -> None:  # fmt: skip
+def put_counts(kept: tl.tuple, table, slots, slot, valid, PLAN: tl.constexpr) -> None:
     """Store the counts of a slot; the first is of its valid tokens."""
     entry = slot
     tl.store(table + entry, valid)
@@ -283,9 +275,7 @@ def put_counts(
 
 
 @triton.jit
-def put_slot(
-    kept: tl.tuple, tables: tl.tuple, slots: tl.tensor, span: Span, PLAN: tl.constexpr
-) -> None:  # fmt: skip
+def put_slot(kept: tl.tuple, tables: tl.tuple, slots, span: Span, PLAN: tl.constexpr) -> None:
     """Store an owner's slot."""
     slot = tl.program_id(0).to(tl.int64)
     if PLAN.packed:
@@ -301,8 +291,7 @@ def put_slot(
 
 
 @triton.jit
-def put_outside(counts: tl.tensor, outside: tl.tensor, begin: tl.tensor, first_owner: tl.tensor, last_owner: tl.tensor,
-                extents: Extents) -> None:  # fmt: skip
+def put_outside(counts, outside, begin, first_owner, last_owner, extents: Extents) -> None:
     """Store how many valid tokens of a tile no sequence has, below 0, as the count of an owner that is none.
 
     begin: the first token of the tile that a sequence may have. Before it lies what belongs to owner 0, which has no
@@ -314,7 +303,7 @@ def put_outside(counts: tl.tensor, outside: tl.tensor, begin: tl.tensor, first_o
 
 
 @triton.jit
-def put_batch(kept: tl.tuple, sums: tl.tensor, maxima: tl.tensor, PLAN: tl.constexpr) -> None:
+def put_batch(kept: tl.tuple, sums, maxima, PLAN: tl.constexpr) -> None:
     """Store what the program adds to sums and extrema of the batch, [columns, programs], of all that it accumulated."""
     program, programs = tl.program_id(0).to(tl.int64), tl.num_programs(0).to(tl.int64)
     for i in tl.static_range(kept_of(PLAN, "token_sums")):
@@ -326,7 +315,7 @@ def put_batch(kept: tl.tuple, sums: tl.tensor, maxima: tl.tensor, PLAN: tl.const
 
 
 @triton.jit
-def total_of(kept: tl.tuple, place: tl.constexpr, PLAN: tl.constexpr) -> tl.tensor:
+def total_of(kept: tl.tuple, place: tl.constexpr, PLAN: tl.constexpr):
     """Add an accumulator of the batch up over the lanes."""
     x = kept[place]
     if quantum_of(PLAN, place) is not None:
@@ -346,7 +335,7 @@ def total_of(kept: tl.tuple, place: tl.constexpr, PLAN: tl.constexpr) -> tl.tens
 
 
 @triton.jit
-def largest_of(kept: tl.tuple, place: tl.constexpr, PLAN: tl.constexpr) -> tl.tensor:
+def largest_of(kept: tl.tuple, place: tl.constexpr, PLAN: tl.constexpr):
     """Find the largest that an accumulator of the batch has in any lane."""
     x = tl.max(kept[place], 0)
     if quantum_of(PLAN, place) is not None:
@@ -358,7 +347,7 @@ def largest_of(kept: tl.tuple, place: tl.constexpr, PLAN: tl.constexpr) -> tl.te
 
 
 @triton.jit
-def unordered(x: tl.tensor) -> tl.tensor:
+def unordered(x):
     """Decode what may be a key."""
     if x.dtype == tl.int32 or x.dtype == tl.int64:
         return of_key(x)

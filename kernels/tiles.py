@@ -9,8 +9,10 @@ Tokens before the first sequence and behind the last belong to two more owners, 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from inspect import signature
+from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
@@ -19,6 +21,18 @@ import triton.language as tl
 WAYS = tl.constexpr(32)
 # Versions of policies lie between this and its negation.
 LARGEST_VERSION = tl.constexpr(1 << 62)
+
+
+# The types of lengths, strides and counts.
+INTEGERS = ("tl.int32", "tl.int64")
+
+
+def launched(kernel: Callable[..., None]) -> Any:
+    """Make a kernel of a function: no length and no stride, its annotated integers, is in a compile key."""
+    integers = [
+        name for name, one in signature(kernel).parameters.items() if one.annotation in ("tl.int32", "tl.int64")
+    ]
+    return triton.jit(kernel, do_not_specialize=integers)
 
 
 @dataclass(frozen=True)
@@ -83,7 +97,7 @@ class PerToken(NamedTuple):
 
 
 @triton.jit
-def edge(offsets: tl.tensor, v: tl.tensor, sequences: tl.tensor, tokens: tl.tensor) -> tl.tensor:
+def edge(offsets, v, sequences, tokens):
     """Find where owner v of a packed batch begins: owner 0 is before the first sequence, S + 1 behind the last.
 
     Offsets are clamped into the batch, so that wrong ones cannot lead out of it.
@@ -101,13 +115,13 @@ def bits_of(step: int) -> int:
 
 
 @triton.jit
-def within_tile(x: tl.tensor, size: tl.tensor) -> tl.tensor:
+def within_tile(x, size):
     """Clamp a distance from the first token of a tile to [0, size]."""
     return tl.minimum(tl.maximum(x, 0), size).to(tl.int32)
 
 
 @triton.jit
-def tile_of_program(offsets: tl.tensor, extents: Extents, PLAN: tl.constexpr, TILING: tl.constexpr) -> Tile:
+def tile_of_program(offsets, extents: Extents, PLAN: tl.constexpr, TILING: tl.constexpr) -> Tile:
     """Find the tile of this program."""
     program = tl.program_id(0).to(tl.int64)
     # As a product, which shows that addresses of whole steps are aligned.
@@ -126,9 +140,7 @@ def tile_of_program(offsets: tl.tensor, extents: Extents, PLAN: tl.constexpr, TI
 
 
 @triton.jit
-def end_of(
-    offsets: tl.tensor, owner: tl.tensor, start: tl.tensor, tile: Tile, extents: Extents, PLAN: tl.constexpr
-) -> tl.tensor:
+def end_of(offsets, owner, start, tile: Tile, extents: Extents, PLAN: tl.constexpr):
     """Find where an owner ends in the tile, not before its start; behind the last sequence nothing follows."""
     if PLAN.packed:
         end = tl.load(offsets + owner, mask=owner <= extents.sequences, other=0).to(tl.int64) - tile.first
@@ -138,9 +150,7 @@ def end_of(
 
 
 @triton.jit
-def owner_before(
-    offsets: tl.tensor, token: tl.tensor, extents: Extents, steps: tl.tensor, WAYS: tl.constexpr
-) -> tl.tensor:
+def owner_before(offsets, token, extents: Extents, steps, WAYS: tl.constexpr):
     """Find the last owner that begins before a token; before the first token it is owner 0.
 
     Every step of the search looks at WAYS owners at once, because its loads are what takes time.
@@ -157,7 +167,7 @@ def owner_before(
 
 
 @triton.jit
-def first_span(offsets: tl.tensor, tile: Tile, extents: Extents, steps: tl.tensor, PLAN: tl.constexpr) -> Span:
+def first_span(offsets, tile: Tile, extents: Extents, steps, PLAN: tl.constexpr) -> Span:
     """Find the first owner of a tile, which is the last of the tile before.
 
     Both are searched for, so that no slot is left out even where offsets are not sorted.
@@ -170,20 +180,20 @@ def first_span(offsets: tl.tensor, tile: Tile, extents: Extents, steps: tl.tenso
 
 
 @triton.jit
-def ends_by(span: Span, first: tl.tensor, TILING: tl.constexpr) -> tl.tensor:
+def ends_by(span: Span, first, TILING: tl.constexpr):
     """Return whether a span ends in the step that begins at `first`, or before it; the last owner's never does."""
     return (span.owner < span.last) & (span.end <= first + TILING.step)
 
 
 @triton.jit
-def next_span(span: Span, offsets: tl.tensor, tile: Tile, extents: Extents, PLAN: tl.constexpr) -> Span:
+def next_span(span: Span, offsets, tile: Tile, extents: Extents, PLAN: tl.constexpr) -> Span:
     """Go on to the next owner."""
     end = end_of(offsets, span.owner + 1, span.end, tile, extents, PLAN)
     return Span(span.owner + 1, span.end, end, span.last)
 
 
 @triton.jit
-def places_of(first: tl.tensor, TILING: tl.constexpr) -> tl.tensor:
+def places_of(first, TILING: tl.constexpr):
     """Number the tokens of a step in their tile: [parts, lanes, vec]."""
     part = tl.arange(0, TILING.parts)[:, None, None] * (TILING.lanes * TILING.vec)
     lane = tl.arange(0, TILING.lanes)[None, :, None] * TILING.vec
@@ -191,7 +201,7 @@ def places_of(first: tl.tensor, TILING: tl.constexpr) -> tl.tensor:
 
 
 @triton.jit
-def zeros_by(x: tl.tensor) -> tl.tensor:
+def zeros_by(x):
     """Make int32 zeros that threads divide as they do the log-probs, of which x is computed.
 
     A loop carries a tensor by the layout it begins with, and constants have another: what such a loop gives would go
@@ -204,7 +214,7 @@ def zeros_by(x: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
-def number_of_sequence(owner: tl.tensor, PLAN: tl.constexpr) -> tl.tensor:
+def number_of_sequence(owner, PLAN: tl.constexpr):
     """Number the sequence of an owner; -1 and S are no sequence."""
     if PLAN.packed:
         return owner - 1
@@ -213,15 +223,13 @@ def number_of_sequence(owner: tl.tensor, PLAN: tl.constexpr) -> tl.tensor:
 
 
 @triton.jit
-def age_at(version: tl.tensor, current: tl.tensor) -> tl.tensor:
+def age_at(version, current):
     """Compute an age from a version; a filler at the end of int64 must not wrap around to the other sign."""
     return current - tl.minimum(tl.maximum(version.to(tl.int64), -LARGEST_VERSION), LARGEST_VERSION)
 
 
 @triton.jit
-def entry_of(
-    table: tl.tensor, owner: tl.tensor, extents: Extents, PLAN: tl.constexpr, current: tl.tensor | None = None
-) -> tl.tensor:
+def entry_of(table, owner, extents: Extents, PLAN: tl.constexpr, current: tl.tensor | None = None):
     """Load an owner's entry of a per-sequence tensor, or its age where versions are read; 0 where it is no sequence."""
     sequence = number_of_sequence(owner, PLAN)
     found = tl.load(table + sequence, mask=(sequence >= 0) & (sequence < extents.sequences), other=0)
@@ -232,10 +240,7 @@ def entry_of(
 
 
 @triton.jit
-def ends_in(
-    span: Span, first: tl.tensor, offsets: tl.tensor, tile: Tile, extents: Extents, PLAN: tl.constexpr,
-    TILING: tl.constexpr,
-) -> tl.tensor:  # fmt: skip
+def ends_in(span: Span, first, offsets, tile: Tile, extents: Extents, PLAN: tl.constexpr, TILING: tl.constexpr):
     """Count the sequences that end in a step, for a loop that carries a tensor: a `while` moves it between threads."""
     many = tile.length * 0
     while ends_by(span, first, TILING):
@@ -246,10 +251,9 @@ def ends_in(
 
 @triton.jit
 def of_sequences(
-    table: tl.tensor, like: tl.tensor, span: Span, first: tl.tensor, offsets: tl.tensor, tile: Tile,
-    extents: Extents, PLAN: tl.constexpr, TILING: tl.constexpr, current: tl.tensor | None = None,
-    own: tl.tensor | None = None,
-) -> tl.tensor:  # fmt: skip
+    table, like, span: Span, first, offsets, tile: Tile, extents: Extents, PLAN: tl.constexpr, TILING: tl.constexpr,
+    current: tl.tensor | None = None, own: tl.tensor | None = None,
+):  # fmt: skip
     """Load a per-sequence tensor, [S], for the tokens of a step: shape and dtype of `like`.
 
     Args:
@@ -274,7 +278,7 @@ def of_sequences(
 
 
 @triton.jit
-def either(x: tl.tensor, other: tl.tensor) -> tl.tensor:
+def either(x, other):
     """Return x, or the other where x is None: Triton 3.6 takes no None into a tuple."""
     if x is None:
         return other
@@ -283,15 +287,13 @@ def either(x: tl.tensor, other: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
-def contiguous(pointer: tl.tensor, extents: Extents) -> PerToken:
+def contiguous(pointer, extents: Extents) -> PerToken:
     """A contiguous tensor, for UNIT accesses."""
     return PerToken(pointer, extents.width, extents.width)
 
 
 @triton.jit
-def pointers_to(
-    tensor: PerToken, tile: Tile, place: tl.tensor, PLAN: tl.constexpr, TILING: tl.constexpr, UNIT: tl.constexpr
-) -> tl.tensor:
+def pointers_to(tensor: PerToken, tile: Tile, place, PLAN: tl.constexpr, TILING: tl.constexpr, UNIT: tl.constexpr):
     """Find where the tokens of a step lie: [PARTS, LANES, VEC] pointers. UNIT: neighbors lie side by side."""
     if UNIT:
         begin = tensor.pointer + tile.first
@@ -310,9 +312,9 @@ def pointers_to(
 
 @triton.jit
 def load_step(
-    tensor: PerToken, tile: Tile, first: tl.tensor, PLAN: tl.constexpr, TILING: tl.constexpr, UNIT: tl.constexpr,
+    tensor: PerToken, tile: Tile, first, PLAN: tl.constexpr, TILING: tl.constexpr, UNIT: tl.constexpr,
     WHOLE: tl.constexpr,
-) -> tl.tensor:  # fmt: skip
+):  # fmt: skip
     """Load a step; without a mask, so that accesses can be wide, where all of it lies within the batch (WHOLE)."""
     place = places_of(first, TILING)
     if WHOLE:
@@ -323,9 +325,8 @@ def load_step(
 
 @triton.jit
 def store_step(
-    tensor: PerToken, x: tl.tensor, tile: Tile, first: tl.tensor, PLAN: tl.constexpr, TILING: tl.constexpr,
-    WHOLE: tl.constexpr,
-) -> None:  # fmt: skip
+    tensor: PerToken, x, tile: Tile, first, PLAN: tl.constexpr, TILING: tl.constexpr, WHOLE: tl.constexpr
+) -> None:
     """Store a step of a contiguous tensor; without a mask where all of it lies within the batch."""
     place = places_of(first, TILING)
     where = pointers_to(tensor, tile, place, PLAN, TILING, True)

@@ -92,7 +92,7 @@ def place_of_number(plan: Tables, i: int) -> int:
 
 
 @triton.jit
-def thresholds(numbers: tl.tensor, PLAN: tl.constexpr) -> tl.tuple:
+def thresholds(numbers, PLAN: tl.constexpr) -> tl.tuple:
     """Load all numbers, in float64. Once for a program: behind a store they would be loaded again."""
     found: tl.tuple = ()
     for i in tl.static_range(size(PLAN, "numbers")):
@@ -104,7 +104,7 @@ def thresholds(numbers: tl.tensor, PLAN: tl.constexpr) -> tl.tuple:
 
 
 @triton.jit
-def number(numbers: tl.tuple, PLAN: tl.constexpr, name: tl.constexpr) -> tl.tensor:
+def number(numbers: tl.tuple, PLAN: tl.constexpr, name: tl.constexpr):
     """Return one of the loaded numbers."""
     return numbers[at(PLAN, "numbers", name)]
 
@@ -113,7 +113,7 @@ def number(numbers: tl.tuple, PLAN: tl.constexpr, name: tl.constexpr) -> tl.tens
 
 
 @triton.jit
-def limited(x: tl.tensor, low: tl.tensor, high: tl.tensor, PLAN: tl.constexpr) -> tl.tensor:
+def limited(x, low, high, PLAN: tl.constexpr):
     """Clamp x to [low, high]; a NaN stays one where it may pass."""
     if PLAN.nonfinite == "propagate":
         return tl.where(x > high, high, tl.where(x < low, low, x))
@@ -122,7 +122,7 @@ def limited(x: tl.tensor, low: tl.tensor, high: tl.tensor, PLAN: tl.constexpr) -
 
 
 @triton.jit
-def exponential(x: tl.tensor, PLAN: tl.constexpr) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+def exponential(x, PLAN: tl.constexpr) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
     """Compute e^x, e^x - 1 and e^x - 1 - x for |x| <= 60, without cancellation.
 
     The device's own exponential rounds x * log2(e), which costs a relative 1e-6 at |x| = 20.
@@ -141,7 +141,7 @@ def exponential(x: tl.tensor, PLAN: tl.constexpr) -> tuple[tl.tensor, tl.tensor,
 
 
 @triton.jit
-def k3_in_full(d: tl.tensor, PLAN: tl.constexpr) -> tl.tensor:
+def k3_in_full(d, PLAN: tl.constexpr):
     """Compute k3 without any clamp: infinite where e^D is."""
     if PLAN.double:
         return k3_of(d, tl.exp(d))
@@ -153,7 +153,7 @@ def k3_in_full(d: tl.tensor, PLAN: tl.constexpr) -> tl.tensor:
 
 
 @triton.jit
-def powers(x: tl.tensor) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
+def powers(x) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
     """Split float32 x into n ln 2 + r, |r| <= ln 2 / 2; give n, the bits of 2^n, r and (e^r - 1 - r) / r^2.
 
     ln 2 has two parts, the first of so few bits that products with it are exact.
@@ -168,13 +168,13 @@ def powers(x: tl.tensor) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
 
 
 @triton.jit
-def constant(x: tl.tensor, value: tl.constexpr) -> tl.tensor:
+def constant(x, value: tl.constexpr):
     """A number in the shape and the dtype of x."""
     return tl.full(x.shape, value, x.dtype)
 
 
 @triton.jit
-def series(d: tl.tensor, TERMS: tl.constexpr) -> tl.tensor:
+def series(d, TERMS: tl.constexpr):
     """Sum the first terms of 1/2! + D/3! + D^2/4! + ..."""
     total = tl.fma(d, constant(d, over_factorial(TERMS + 1)), constant(d, over_factorial(TERMS)))
     for i in tl.static_range(TERMS - 2):
@@ -183,41 +183,39 @@ def series(d: tl.tensor, TERMS: tl.constexpr) -> tl.tensor:
 
 
 @triton.jit
-def k3_of(d: tl.tensor, e: tl.tensor) -> tl.tensor:
+def k3_of(d, e):
     """Compute e^D - 1 - D in float64 without cancellation, where e is e^D."""
     small_d = tl.minimum(tl.maximum(d, -0.5), 0.5)
     return tl.where(tl.abs(d) <= 0.5, series(small_d, 14) * (small_d * small_d), e - 1.0 - d)
 
 
 @triton.jit
-def expm1(x: tl.tensor) -> tl.tensor:
+def expm1(x):
     """Compute e^x - 1 in float64."""
     return x + k3_of(x, tl.exp(x))
 
 
 @triton.jit
-def perplexity(log_perplexity: tl.tensor) -> tl.tensor:
+def perplexity(log_perplexity):
     """Compute exp of a log-perplexity, capped."""
     return tl.exp(tl.where(log_perplexity > LARGEST_LOG_PERPLEXITY, LARGEST_LOG_PERPLEXITY, log_perplexity))
 
 
 @triton.jit
-def probability(logp: tl.tensor) -> tl.tensor:
+def probability(logp):
     """Compute exp of a log-prob; one above 0 is read as 0. A NaN stays one."""
     return tl.exp(tl.minimum(logp, 0.0, propagate_nan=tl.PropagateNan.ALL))
 
 
 @triton.jit
-def complement(logp: tl.tensor, PLAN: tl.constexpr) -> tl.tensor:
+def complement(logp, PLAN: tl.constexpr):
     """Compute 1 - exp of a log-prob without cancellation."""
     _, minus_one, _ = exponential(limited(logp, -60.0, 0.0, PLAN), PLAN)
     return -minus_one
 
 
 @triton.jit
-def binary_kl(
-    log_p: tl.tensor, log_q: tl.tensor, d: tl.tensor, eps: tl.tensor, PLAN: tl.constexpr
-) -> tl.tensor:  # fmt: skip
+def binary_kl(log_p, log_q, d, eps, PLAN: tl.constexpr):
     """Compute KL(p || q) of the distributions {p, 1-p} and {q, 1-q}, where d = log q - log p."""
     not_p, not_q = complement(log_p, PLAN), complement(log_q, PLAN)
     not_p = tl.where(not_p < eps, eps, not_p)
@@ -226,13 +224,13 @@ def binary_kl(
 
 
 @triton.jit
-def is_finite(x: tl.tensor) -> tl.tensor:
+def is_finite(x):
     """Select values that are neither NaN nor infinite."""
     return tl.abs(x) < float("inf")
 
 
 @triton.jit
-def over_kept_set(logp: tl.tensor, base: tl.tensor, mass: tl.tensor, PLAN: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
+def over_kept_set(logp, base, mass, PLAN: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
     """Subtract the log of the mass that truncated sampling kept from log-probs that are not over the kept set yet."""
     if PLAN.mass == "train":
         logp = logp - mass.to(real(PLAN))
@@ -242,7 +240,7 @@ def over_kept_set(logp: tl.tensor, base: tl.tensor, mass: tl.tensor, PLAN: tl.co
 
 
 @triton.jit
-def within(x: tl.tensor, numbers: tl.tuple, PLAN: tl.constexpr, prefix: tl.constexpr) -> tl.tensor:
+def within(x, numbers: tl.tuple, PLAN: tl.constexpr, prefix: tl.constexpr):
     """Select values between a pair of thresholds, inclusive; never NaN."""
     lower = number(numbers, PLAN, named(prefix, "lower")).to(x.dtype)
     upper = number(numbers, PLAN, named(prefix, "upper")).to(x.dtype)
@@ -253,7 +251,7 @@ def within(x: tl.tensor, numbers: tl.tuple, PLAN: tl.constexpr, prefix: tl.const
 
 
 @triton.jit
-def over_lanes(x: tl.tensor) -> tl.tensor:
+def over_lanes(x):
     """Add up over the lanes; int64 in two halves, which a warp adds in one instruction each."""
     if x.dtype == tl.int64:
         # |x| is below 2^50 for up to 64 tokens of a lane, and there are at most 64 lanes.
@@ -267,7 +265,7 @@ def over_lanes(x: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
-def key_of(x: tl.tensor) -> tl.tensor:
+def key_of(x):
     """Encode floats as integers of the same order, NaN above everything: their maximum needs no order, loses no NaN."""
     if x.dtype == tl.float64:
         bits = x.to(tl.int64, bitcast=True)
@@ -278,7 +276,7 @@ def key_of(x: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
-def of_key(key: tl.tensor) -> tl.tensor:
+def of_key(key):
     """Decode what `key_of` encoded."""
     if key.dtype == tl.int64:
         return (key ^ ((key >> 63) & 0x7FFFFFFFFFFFFFFF)).to(tl.float64, bitcast=True)

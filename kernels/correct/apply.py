@@ -18,6 +18,7 @@ from ..tiles import (
     ends_by,
     entry_of,
     first_span,
+    launched,
     load_step,
     next_span,
     places_of,
@@ -35,9 +36,7 @@ from .units import REJECTED, WEIGHTLESS, thinning_bit
 
 
 @triton.jit
-def thinned_tokens(
-    step: Step, states: tl.tensor, context: Context, PLAN: tl.constexpr, TILING: tl.constexpr
-) -> tl.tensor:  # fmt: skip
+def thinned_tokens(step: Step, states, context: Context, PLAN: tl.constexpr, TILING: tl.constexpr):
     """Find the tokens that failed criteria of their sequence drop one by one."""
     train, rollout = step.train.to(real(PLAN)), step.rollout.to(real(PLAN))
     pair = compare(*over_kept_set(train, rollout, step.mass, PLAN), step.valid, PLAN)
@@ -51,7 +50,7 @@ def thinned_tokens(
 
 
 @triton.jit
-def zero(tensor: tl.tensor, where: tl.tensor, context: Context, PLAN: tl.constexpr, TILING: tl.constexpr) -> None:
+def zero(tensor, where, context: Context, PLAN: tl.constexpr, TILING: tl.constexpr) -> None:
     """Store 0 at some tokens of a contiguous tensor."""
     place = places_of(context.first, TILING)
     pointers = pointers_to(contiguous(tensor, context.extents), context.tile, place, PLAN, TILING, True)
@@ -60,8 +59,8 @@ def zero(tensor: tl.tensor, where: tl.tensor, context: Context, PLAN: tl.constex
 
 @triton.jit
 def apply_to_step(
-    inputs: Inputs, weights: tl.tensor, mask_out: tl.tensor, states: tl.tensor, any_state: tl.tensor,
-    weight: tl.tensor, context: Context, PLAN: tl.constexpr, TILING: tl.constexpr, WHOLE: tl.constexpr,
+    inputs: Inputs, weights, mask_out, states, any_state, weight, context: Context, PLAN: tl.constexpr,
+    TILING: tl.constexpr, WHOLE: tl.constexpr,
 ) -> None:  # fmt: skip
     """Write weights of sequences to their tokens, and zero weights and mask of what is rejected.
 
@@ -106,15 +105,9 @@ def apply_to_step(
 # --- the kernel ---
 
 
-@triton.jit(
-    do_not_specialize=[
-        "tokens", "sequences", "width", "tiles", "tile_bits", "steps", "train_row", "train_step", "rollout_row",
-        "rollout_step", "mask_row", "mask_step",
-    ]
-)  # fmt: skip
+@launched
 def apply_kernel(
-    train_logp: tl.tensor, rollout_logp: tl.tensor, mask: tl.tensor, log_mass: tl.tensor, advantages: tl.tensor,
-    offsets: tl.tensor, states: tl.tensor, sequence_weights: tl.tensor, weights: tl.tensor, mask_out: tl.tensor,
+    train_logp, rollout_logp, mask, log_mass, advantages, offsets, states, sequence_weights, weights, mask_out,
     tokens: tl.int64, sequences: tl.int64, width: tl.int64, tiles: tl.int64, tile_bits: tl.int32, steps: tl.int32,
     train_row: tl.int64, train_step: tl.int64, rollout_row: tl.int64, rollout_step: tl.int64, mask_row: tl.int64,
     mask_step: tl.int64,

@@ -25,7 +25,7 @@ from .steps import Pair
 
 
 @triton.jit
-def passes(x: tl.tensor, numbers: tl.tuple, CRITERION: tl.constexpr, PLAN: tl.constexpr) -> tl.tensor:
+def passes(x, numbers: tl.tuple, CRITERION: tl.constexpr, PLAN: tl.constexpr):
     """Select values that pass, compared in the form of the thresholds (`PlannedCriterion.compared`)."""
     if CRITERION.compared == "abs_d" or CRITERION.compared == "clamped_abs_d":
         x = tl.abs(x)
@@ -41,7 +41,7 @@ def passes(x: tl.tensor, numbers: tl.tuple, CRITERION: tl.constexpr, PLAN: tl.co
 
 
 @triton.jit
-def log_ratio_of(d: tl.tensor, numbers: tl.tuple, CRITERION: tl.constexpr, PLAN: tl.constexpr) -> tl.tensor:
+def log_ratio_of(d, numbers: tl.tuple, CRITERION: tl.constexpr, PLAN: tl.constexpr):
     """Apply the criterion's token clamp to D."""
     if CRITERION.token_clamp:
         most = number(numbers, PLAN, named(CRITERION.index, "token_clamp")).to(d.dtype)
@@ -51,9 +51,7 @@ def log_ratio_of(d: tl.tensor, numbers: tl.tuple, CRITERION: tl.constexpr, PLAN:
 
 
 @triton.jit
-def statistic(
-    pair: Pair, measured: tl.tensor, external: tl.tensor, numbers: tl.tuple, CRITERION: tl.constexpr, PLAN: tl.constexpr
-) -> tl.tensor:
+def statistic(pair: Pair, measured, external, numbers: tl.tuple, CRITERION: tl.constexpr, PLAN: tl.constexpr):
     """Compute a criterion's value per token; for "ratio" it is D, because ratios aggregate in log space.
 
     A new statistic gets its branch here, and one with an `inverse` in `statistic_of_extremum` too; its row in
@@ -101,7 +99,7 @@ def statistic(
 
 
 @triton.jit
-def statistic_of_extremum(x: tl.tensor, numbers: tl.tuple, CRITERION: tl.constexpr, PLAN: tl.constexpr) -> tl.tensor:
+def statistic_of_extremum(x, numbers: tl.tuple, CRITERION: tl.constexpr, PLAN: tl.constexpr):
     """Compute the value from a sequence's extreme |D|, for a statistic that grows with |D|; else x is the value."""
     if CRITERION.stat == "k2":
         x = tl.where(x > LARGEST_SQUARED, LARGEST_SQUARED, x)
@@ -113,7 +111,7 @@ def statistic_of_extremum(x: tl.tensor, numbers: tl.tuple, CRITERION: tl.constex
 
 
 @triton.jit
-def class_of(pair: Pair, advantage: tl.tensor, WHICH: tl.constexpr) -> tl.tensor:
+def class_of(pair: Pair, advantage, WHICH: tl.constexpr):
     """Select the measured tokens of one class; see tokens.CLASSES."""
     d, measured = pair.d, pair.measured
     if WHICH == "negative_outward":
@@ -127,7 +125,7 @@ def class_of(pair: Pair, advantage: tl.tensor, WHICH: tl.constexpr) -> tl.tensor
 
 
 @triton.jit
-def selected(d: tl.tensor, advantage: tl.tensor, measured: tl.tensor, CRITERION: tl.constexpr) -> tl.tensor:
+def selected(d, advantage, measured, CRITERION: tl.constexpr):
     """Select the measured tokens that `when` asks for. A NaN advantage is not selected, nor is 0."""
     if CRITERION.when == "any":
         return measured
@@ -141,8 +139,8 @@ def selected(d: tl.tensor, advantage: tl.tensor, measured: tl.tensor, CRITERION:
 
 @triton.jit
 def test_tokens(
-    found: tl.tuple, pair: Pair, advantage: tl.tensor, external: tl.tensor, dropped: tl.tensor, numbers: tl.tuple,
-    CRITERION: tl.constexpr, PLAN: tl.constexpr,
+    found: tl.tuple, pair: Pair, advantage, external, dropped, numbers: tl.tuple, CRITERION: tl.constexpr,
+    PLAN: tl.constexpr,
 ) -> tuple[tl.tuple, tl.tensor]:  # fmt: skip
     """Test every measured token that `when` selects; return the accumulators and all tokens dropped so far."""
     d, measured = pair.d, pair.measured
@@ -174,9 +172,8 @@ def test_tokens(
 
 @triton.jit
 def aggregate_tokens(
-    found: tl.tuple, pair: Pair, among: tl.tensor, external: tl.tensor, numbers: tl.tuple,
-    CRITERION: tl.constexpr, PLAN: tl.constexpr,
-) -> tl.tuple:  # fmt: skip
+    found: tl.tuple, pair: Pair, among, external, numbers: tl.tuple, CRITERION: tl.constexpr, PLAN: tl.constexpr
+) -> tl.tuple:
     """Record the sum or the extremum of a slot, among some tokens, that a criterion over sequences needs."""
     if has(PLAN, "peaks", named(CRITERION.index, "peak")):
         if CRITERION.compared == "abs_d" or CRITERION.compared == "clamped_abs_d":

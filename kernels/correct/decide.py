@@ -52,7 +52,7 @@ from ..partials import (
     rows_left,
     sum_of_rows,
 )
-from ..tiles import Extents, edge, either
+from ..tiles import Extents, edge, either, launched
 from ..tokens import at, exponential, limited, named, number, of_pair, real, size, thresholds
 from .measures import (
     BINS,
@@ -97,9 +97,7 @@ SOME_BINS = tl.constexpr(64)
 
 
 @triton.jit
-def decide_by_tokens(
-    totals: UnitTotals, valid: tl.tensor, n: tl.tensor, keep: tl.tensor, out: Partials, PLAN: tl.constexpr
-) -> tl.tensor:
+def decide_by_tokens(totals: UnitTotals, valid, n, keep, out: Partials, PLAN: tl.constexpr):
     """Reject sequences in which a token failed a criterion that drops sequences; report all criteria of tokens."""
     for i in tl.static_range(size(PLAN, "criteria")):
         if criterion(PLAN, i).over == "token":
@@ -118,8 +116,8 @@ def decide_by_tokens(
 
 @triton.jit
 def decide_by_sequences(
-    totals: UnitTotals, units: Units, advantage: tl.tensor, kept_by_tokens: tl.tensor, keep: tl.tensor, out: Partials,
-    numbers: tl.tuple, PLAN: tl.constexpr,
+    totals: UnitTotals, units: Units, advantage, kept_by_tokens, keep, out: Partials, numbers: tl.tuple,
+    PLAN: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:  # fmt: skip
     """Test sequences by their own criteria: return `keep`, the bits of criteria that thin, and vetoed sequences."""
     state = tl.zeros_like(units.valid).to(tl.int32)
@@ -141,7 +139,7 @@ def decide_by_sequences(
 
 
 @triton.jit
-def without_nonfinite(totals: UnitTotals, nonfinite: tl.tensor, keep: tl.tensor, PLAN: tl.constexpr) -> tl.tensor:
+def without_nonfinite(totals: UnitTotals, nonfinite, keep, PLAN: tl.constexpr):
     """Reject sequences with a token whose D, of any pair of policies, is not finite."""
     if PLAN.rejects_nonfinite:
         keep = keep & (nonfinite == 0)
@@ -166,7 +164,7 @@ def report_counts(units: Units, out: Partials, PLAN: tl.constexpr) -> None:
 
 
 @triton.jit
-def report_kept(units: Units, keep: tl.tensor, kept: tl.tensor, out: Partials, PLAN: tl.constexpr) -> None:
+def report_kept(units: Units, keep, kept, out: Partials, PLAN: tl.constexpr) -> None:
     """Report how many tokens and sequences are kept."""
     nonempty = units.valid > 0
     add(out.sums, PLAN, "tokens_kept", kept)
@@ -176,8 +174,8 @@ def report_kept(units: Units, keep: tl.tensor, kept: tl.tensor, out: Partials, P
 
 @triton.jit
 def decide(
-    totals: UnitTotals, advantages: tl.tensor, sequence: tl.tensor, known: tl.tensor, out: Partials, bins: tl.tensor,
-    numbers: tl.tuple, turns: tl.tuple, PLAN: tl.constexpr, SHAPE: tl.constexpr, BY_OWNER: tl.constexpr,
+    totals: UnitTotals, advantages, sequence, known, out: Partials, bins, numbers: tl.tuple, turns: tl.tuple,
+    PLAN: tl.constexpr, SHAPE: tl.constexpr, BY_OWNER: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:  # fmt: skip
     """Decide about some sequences and store their statistics; return `keep`, states, non-finite tokens, weights.
 
@@ -240,7 +238,7 @@ def decide(
 
 
 @triton.jit
-def zero(tensor: tl.tensor, begin: tl.tensor, end: tl.tensor, share: tl.tensor, shares: tl.tensor) -> None:
+def zero(tensor, begin, end, share, shares) -> None:
     """Zero a share of a stretch of a contiguous tensor, in whole blocks where it has some, so that stores are wide."""
     for block in range(begin // BLOCK + share, (end + BLOCK - 1) // BLOCK, shares):
         place = block * BLOCK + tl.arange(0, BLOCK)
@@ -252,16 +250,13 @@ def zero(tensor: tl.tensor, begin: tl.tensor, end: tl.tensor, share: tl.tensor, 
 
 
 @triton.jit
-def chosen(x: tl.tensor, which: tl.tensor) -> tl.tensor:
+def chosen(x, which):
     """Return one of some values: a scalar."""
     return tl.sum(tl.where(which, x.to(tl.int64), 0), 0)
 
 
 @triton.jit
-def zero_rejected(
-    weights: tl.tensor, mask: tl.tensor, begin: tl.tensor, end: tl.tensor, rejected: tl.tensor, weightless: tl.tensor,
-    share: tl.tensor, shares: tl.tensor, PLAN: tl.constexpr,
-) -> None:  # fmt: skip
+def zero_rejected(weights, mask, begin, end, rejected, weightless, share, shares, PLAN: tl.constexpr) -> None:
     """Zero a share of each sequence that is rejected (its mask) or weightless (its weights), one after the other."""
     place = tl.arange(0, rejected.shape[0])
     left = tl.zeros_like(place)
@@ -308,7 +303,7 @@ def place_of_table(plan: Plan, table: str) -> int:
 
 
 @triton.jit
-def put_last(out: tl.tensor, found: tl.tensor, COLUMNS: tl.constexpr, LAST: tl.constexpr) -> None:
+def put_last(out, found, COLUMNS: tl.constexpr, LAST: tl.constexpr) -> None:
     """Store the last of some columns side by side."""
     for i in tl.static_range(LAST):
         tl.store(out + i, entry(found, COLUMNS - LAST + i))
@@ -321,16 +316,14 @@ def some_bins(plan: Plan) -> int:
 
 
 @triton.jit
-def derived_maximum(k: tl.constexpr, found: tl.tensor, numbers: tl.tuple, PLAN: tl.constexpr) -> tl.tensor:
+def derived_maximum(k: tl.constexpr, found, numbers: tl.tuple, PLAN: tl.constexpr):
     """Compute the k-th extremum of the batch's token weights from the extrema of D, even k from above."""
     column: tl.constexpr = at(PLAN, "token_maxima", "max_d") - PLAN.derived
     return weight_at(k, entry(found, column + k % 2), entry(found, column + 1 - k % 2), numbers, PLAN)
 
 
 @triton.jit
-def weight_at(
-    k: tl.constexpr, extremum: tl.tensor, other: tl.tensor, numbers: tl.tuple, PLAN: tl.constexpr
-) -> tl.tensor:  # fmt: skip
+def weight_at(k: tl.constexpr, extremum, other, numbers: tl.tuple, PLAN: tl.constexpr):
     """Compute an extremum of token weights from the extremum of D on the same side: a weight grows with D.
 
     One that becomes 0 outside its bounds does not: of it only the ratio before them is derived.
@@ -350,7 +343,7 @@ def weight_at(
 
 
 @triton.jit
-def add_up_bins(histogram: tl.tensor, statistics: tl.tensor, PLAN: tl.constexpr) -> None:
+def add_up_bins(histogram, statistics, PLAN: tl.constexpr) -> None:
     """Add up the copies of the histogram."""
     for i in tl.static_range(some_bins(PLAN)):
         each = i * SOME_BINS + tl.arange(0, SOME_BINS)
@@ -359,7 +352,7 @@ def add_up_bins(histogram: tl.tensor, statistics: tl.tensor, PLAN: tl.constexpr)
 
 
 @triton.jit
-def put_bins_of_weights(histogram: tl.tensor, statistics: tl.tensor, PLAN: tl.constexpr) -> None:
+def put_bins_of_weights(histogram, statistics, PLAN: tl.constexpr) -> None:
     """Store the bins of weights behind those of tokens."""
     each = tl.arange(0, BINS)
     counts = tl.load(histogram + COPIES * BINS + each)
@@ -374,7 +367,7 @@ def of_mean(plan: Plan, i: int) -> float:
 
 
 @triton.jit
-def put_mean(statistics: tl.tensor, PLAN: tl.constexpr) -> None:
+def put_mean(statistics, PLAN: tl.constexpr) -> None:
     """Store what divides the weights behind the statistics: their mean, or 1 where that is too small."""
     # The threads of this program have stored both sums.
     tl.debug_barrier()
@@ -385,9 +378,8 @@ def put_mean(statistics: tl.tensor, PLAN: tl.constexpr) -> None:
 
 @triton.jit
 def finish(
-    statistics: tl.tensor, partials: Leftover, numbers: tl.tuple, extents: Extents, sequence_programs: tl.tensor,
-    parts: tl.tensor, PLAN: tl.constexpr,
-) -> None:  # fmt: skip
+    statistics, partials: Leftover, numbers: tl.tuple, extents: Extents, sequence_programs, parts, PLAN: tl.constexpr
+) -> None:
     """Add up the rows of all programs, in the last one."""
     rows, apart = rows_left(sequence_programs)
     totals = sum_of_rows(partials.sequence_sums, rows, apart, size(PLAN, "sequence_sums"))
@@ -415,18 +407,11 @@ def finish(
 # --- the kernel ---
 
 
-@triton.jit(
-    do_not_specialize=[
-        "tokens", "sequences", "width", "tiles", "tile_bits", "slots", "token_programs", "sequence_programs", "shares",
-        "parts", "part", "owner_count",
-    ]
-)  # fmt: skip
+@launched
 def decide_kernel(
-    numbers: tl.tensor, advantages: tl.tensor, offsets: tl.tensor, counts: tl.tensor, integers: tl.tensor,
-    floats: tl.tensor, peaks: tl.tensor, keep_out: tl.tensor, states: tl.tensor, sequence_weights: tl.tensor,
-    weights: tl.tensor, mask_out: tl.tensor, sequence_sums: tl.tensor, sequence_maxima: tl.tensor,
-    token_sums: tl.tensor, token_maxima: tl.tensor, part_sums: tl.tensor, part_maxima: tl.tensor, histogram: tl.tensor,
-    counter: tl.tensor, statistics: tl.tensor, within: tl.tensor, keep_turns_out: tl.tensor,
+    numbers, advantages, offsets, counts, integers, floats, peaks, keep_out, states, sequence_weights, weights,
+    mask_out, sequence_sums, sequence_maxima, token_sums, token_maxima, part_sums, part_maxima, histogram, counter,
+    statistics, within, keep_turns_out,
     tokens: tl.int64, sequences: tl.int64, width: tl.int64, tiles: tl.int64, tile_bits: tl.int32, slots: tl.int64,
     token_programs: tl.int32, sequence_programs: tl.int32, shares: tl.int32, parts: tl.int32, part: tl.int32,
     owner_count: tl.int64,

@@ -69,9 +69,7 @@ class SequenceWeights(NamedTuple):
 
 
 @triton.jit
-def measure_tokens(
-    found: tl.tuple, pair: Pair, ratio: Ratio, clamp: tl.tensor, PLAN: tl.constexpr
-) -> tl.tuple:  # fmt: skip
+def measure_tokens(found: tl.tuple, pair: Pair, ratio: Ratio, clamp, PLAN: tl.constexpr) -> tl.tuple:
     """Record the statistics of D and of its exponential."""
     d, excess = pair.d, ratio.excess
     saturated = limited(d, -LARGEST_D, LARGEST_D, PLAN)
@@ -90,7 +88,7 @@ def measure_tokens(
 
 
 @triton.jit
-def measure_ages(found: tl.tuple, age: tl.tensor, valid: tl.tensor, PLAN: tl.constexpr) -> tl.tuple:
+def measure_ages(found: tl.tuple, age, valid, PLAN: tl.constexpr) -> tl.tuple:
     """Record the statistics of ages, those of tokens that are not measured too."""
     counted = tl.where(valid, age, 0.0)
     found = record(found, PLAN, "token_sums", "age", counted.to(tl.float64))
@@ -122,19 +120,19 @@ def measure_probabilities(found: tl.tuple, pair: Pair, PLAN: tl.constexpr) -> tl
 
 
 @triton.jit
-def less_one(p: tl.tensor) -> tl.tensor:
+def less_one(p):
     """Compute p - 1, rounded as float32 is, in units of 2^-24."""
     return tl.fma(p, constant(p, 16777216.0), constant(p, -16777216.0)).to(tl.int32)
 
 
 @triton.jit
-def count_bins(histogram: tl.tensor, d: tl.tensor, counted: tl.tensor, PLAN: tl.constexpr) -> None:
+def count_bins(histogram, d, counted, PLAN: tl.constexpr) -> None:
     """Count the D of each bin, in one of the copies of the histogram."""
     add_each(histogram + (tl.program_id(0) % COPIES) * BINS, bin_of(d, PLAN), counted)
 
 
 @triton.jit
-def bin_of(x: tl.tensor, PLAN: tl.constexpr) -> tl.tensor:
+def bin_of(x, PLAN: tl.constexpr):
     """Return the bin of each value, 0 to 511: see `metrics/histogram.py`."""
     x = limited(x, -LARGEST_D, LARGEST_D, PLAN).to(tl.float32)
     size = tl.minimum(tl.maximum(tl.abs(x), SMALLEST_BINNED), LARGEST_BINNED).to(tl.int32, bitcast=True)
@@ -143,9 +141,7 @@ def bin_of(x: tl.tensor, PLAN: tl.constexpr) -> tl.tensor:
 
 
 @triton.jit
-def count_weights(
-    histogram: tl.tensor, weights: SequenceWeights, counted: tl.tensor, PLAN: tl.constexpr
-) -> None:  # fmt: skip
+def count_weights(histogram, weights: SequenceWeights, counted, PLAN: tl.constexpr) -> None:
     """Count the logarithms of weights of turns or sequences, in the bins behind those of tokens."""
     if PLAN.bins_weights:
         one = tl.full(counted.shape, 1, tl.int64)
@@ -154,7 +150,7 @@ def count_weights(
 
 
 @triton.jit
-def add_each(table: tl.tensor, place: tl.tensor, among: tl.tensor) -> None:
+def add_each(table, place, among) -> None:
     """Add 1 to the entries of a table at places, for some tokens."""
     # One of a thread's neighbors at a time: all at once would be moved to other threads, through shared memory.
     for i in tl.static_range(place.shape[2]):
@@ -166,13 +162,13 @@ def add_each(table: tl.tensor, place: tl.tensor, among: tl.tensor) -> None:
 
 
 @triton.jit
-def either_of(x: tl.tensor, y: tl.tensor) -> tl.tensor:
+def either_of(x, y):
     """Compute x or y."""
     return x | y
 
 
 @triton.jit
-def bounded_by(x: tl.tensor, lower: tl.tensor, upper: tl.tensor, PLAN: tl.constexpr) -> tl.tensor:
+def bounded_by(x, lower, upper, PLAN: tl.constexpr):
     """Clamp x to the bounds that a weight has."""
     if PLAN.has_lower:
         lower = lower.to(x.dtype)
@@ -184,9 +180,7 @@ def bounded_by(x: tl.tensor, lower: tl.tensor, upper: tl.tensor, PLAN: tl.conste
 
 
 @triton.jit
-def bound(
-    log_ratio: tl.tensor, excess: tl.tensor, ratio: tl.tensor, numbers: tl.tuple, PLAN: tl.constexpr
-) -> tuple[tl.tensor, tl.tensor]:
+def bound(log_ratio, excess, ratio, numbers: tl.tuple, PLAN: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
     """Apply the bounds of a weight to ratio - 1 and to the ratio itself."""
     if PLAN.bounded:
         if PLAN.outside == "zero":
@@ -213,8 +207,8 @@ def weight_of(ratio: Ratio, numbers: tl.tuple, PLAN: tl.constexpr) -> TokenWeigh
 
 @triton.jit
 def measure_weights(
-    found: tl.tuple, measured: tl.tensor, weights: TokenWeights, numbers: tl.tuple, PLAN: tl.constexpr
-) -> tl.tuple:  # fmt: skip
+    found: tl.tuple, measured, weights: TokenWeights, numbers: tl.tuple, PLAN: tl.constexpr
+) -> tl.tuple:
     """Record the statistics of token weights."""
     log_ratio, excess = weights.log_ratio, weights.excess
     ratio, weight = tl.where(measured, weights.ratio, 0.0), tl.where(measured, weights.weight, 0.0)
@@ -242,9 +236,7 @@ def measure_weights(
 
 
 @triton.jit
-def beyond_bounds(
-    log_ratio: tl.tensor, among: tl.tensor, numbers: tl.tuple, PLAN: tl.constexpr
-) -> tuple[tl.tensor, tl.tensor]:
+def beyond_bounds(log_ratio, among, numbers: tl.tuple, PLAN: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
     """Select the units above and below the bounds of the weight, as far as there are bounds."""
     above, below = tl.zeros_like(among), tl.zeros_like(among)
     if PLAN.has_upper:
@@ -266,7 +258,7 @@ def term_name(unit: str, i: int, power: str = "") -> str:
 
 
 @triton.jit
-def weight_terms(weights: SequenceWeights, some: tl.tensor) -> tl.tuple:
+def weight_terms(weights: SequenceWeights, some) -> tl.tuple:
     """Return the ratio, the weight, ratio - 1 and weight - 1, each 0 where no token is measured."""
     excess, weight_excess = tl.where(some, weights.excess, 0.0), tl.where(some, weights.weight_excess, 0.0)
     return tl.where(some, weights.ratio, 0.0), tl.where(some, weights.weight, 0.0), excess, weight_excess
@@ -300,8 +292,8 @@ def measure_sequences(units: Units, out: Partials, numbers: tl.tuple, PLAN: tl.c
 
 @triton.jit
 def counted_of(
-    value: tl.tensor, among: tl.tensor, numbers: tl.tuple, CRITERION: tl.constexpr, PLAN: tl.constexpr
-) -> tuple[tl.tensor, tl.tensor, tl.tensor]:  # fmt: skip
+    value, among, numbers: tl.tuple, CRITERION: tl.constexpr, PLAN: tl.constexpr
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
     """Return values as statistics take them (a ratio less 1), which of them count, and what is added up."""
     if CRITERION.stat == "ratio":
         clamp = number(numbers, PLAN, "clamp")
@@ -313,7 +305,7 @@ def counted_of(
 
 @triton.jit
 def measure_criterion(
-    value: tl.tensor, among: tl.tensor, out: Partials, numbers: tl.tuple, CRITERION: tl.constexpr, PLAN: tl.constexpr
+    value, among, out: Partials, numbers: tl.tuple, CRITERION: tl.constexpr, PLAN: tl.constexpr
 ) -> None:
     """Report a criterion over sequences: the units that it has a value of, and these values."""
     value, among, counted = counted_of(value, among, numbers, CRITERION, PLAN)
@@ -326,7 +318,7 @@ def measure_criterion(
 
 
 @triton.jit
-def mean_weights(ratio: tl.tensor, weight: tl.tensor, units: Units) -> SequenceWeights:
+def mean_weights(ratio, weight, units: Units) -> SequenceWeights:
     """Compute the mean weights of sequences from sums over tokens; 1 where there is none."""
     each, some = tl.maximum(units.n, 1).to(tl.float64), units.n > 0
     ratio, weight = tl.where(some, ratio / each, 1.0), tl.where(some, weight / each, 1.0)

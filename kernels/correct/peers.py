@@ -99,7 +99,7 @@ def looks_for(plan: Plan, i: int) -> bool:
 
 
 @triton.jit
-def above(x: tl.tensor, among: tl.tensor, numbers: tl.tuple, PLAN: tl.constexpr, prefix: tl.constexpr) -> tl.tensor:
+def above(x, among, numbers: tl.tuple, PLAN: tl.constexpr, prefix: tl.constexpr):
     """Select values above the upper bound, if there is one, and NaN."""
     if has(PLAN, "numbers", named(prefix, "upper")):
         return among & ((x <= number(numbers, PLAN, named(prefix, "upper")).to(x.dtype)) == 0)
@@ -108,7 +108,7 @@ def above(x: tl.tensor, among: tl.tensor, numbers: tl.tuple, PLAN: tl.constexpr,
 
 
 @triton.jit
-def below(x: tl.tensor, among: tl.tensor, numbers: tl.tuple, PLAN: tl.constexpr, prefix: tl.constexpr) -> tl.tensor:
+def below(x, among, numbers: tl.tuple, PLAN: tl.constexpr, prefix: tl.constexpr):
     """Select values below the lower bound, if there is one, and NaN."""
     if has(PLAN, "numbers", named(prefix, "lower")):
         return among & ((x >= number(numbers, PLAN, named(prefix, "lower")).to(x.dtype)) == 0)
@@ -117,7 +117,7 @@ def below(x: tl.tensor, among: tl.tensor, numbers: tl.tuple, PLAN: tl.constexpr,
 
 
 @triton.jit
-def between(x: tl.tensor, center: tl.tensor, numbers: tl.tuple, PLAN: tl.constexpr, prefix: tl.constexpr) -> tl.tensor:
+def between(x, center, numbers: tl.tuple, PLAN: tl.constexpr, prefix: tl.constexpr):
     """Clamp x, measured from the center, to the bounds that there are."""
     low, high = float("-inf"), float("inf")
     if has(PLAN, "numbers", named(prefix, "lower")):
@@ -131,13 +131,13 @@ def between(x: tl.tensor, center: tl.tensor, numbers: tl.tuple, PLAN: tl.constex
 
 
 @triton.jit
-def count_tokens(found: tl.tuple, PLAN: tl.constexpr, name: tl.constexpr, which: tl.tensor) -> tl.tuple:
+def count_tokens(found: tl.tuple, PLAN: tl.constexpr, name: tl.constexpr, which) -> tl.tuple:
     """Count tokens of the batch."""
     return record(found, PLAN, "token_sums", name, which.to(tl.float32))
 
 
 @triton.jit
-def k3_beyond(d: tl.tensor, clamp: tl.tensor, PLAN: tl.constexpr) -> tl.tensor:
+def k3_beyond(d, clamp, PLAN: tl.constexpr):
     """Sum over each lane's tokens, [LANES], how much larger k3 is without the clamp; rarely is there such a token.
 
     Called before a step has much else in registers: behind the rest ptxas spills 40 bytes for sm_100.
@@ -153,9 +153,8 @@ def k3_beyond(d: tl.tensor, clamp: tl.tensor, PLAN: tl.constexpr) -> tl.tensor:
 
 @triton.jit
 def report_tokens(
-    found: tl.tuple, pair: Pair, among: tl.tensor, ratio: Ratio, k3_more: tl.tensor, numbers: tl.tuple,
-    PLAN: tl.constexpr,
-) -> tl.tuple:  # fmt: skip
+    found: tl.tuple, pair: Pair, among, ratio: Ratio, k3_more, numbers: tl.tuple, PLAN: tl.constexpr
+) -> tl.tuple:
     """Record what the schemes report of tokens.
 
     `among`: the tokens that sums over a sequence run over. `k3_more`: of `k3_beyond`, where it is reported.
@@ -189,8 +188,8 @@ def report_tokens(
 
 @triton.jit
 def report_token_weights(
-    found: tl.tuple, measured: tl.tensor, among: tl.tensor, ratio: Ratio, numbers: tl.tuple, PLAN: tl.constexpr
-) -> tl.tuple:  # fmt: skip
+    found: tl.tuple, measured, among, ratio: Ratio, numbers: tl.tuple, PLAN: tl.constexpr
+) -> tl.tuple:
     """Record what the schemes report of token weights."""
     log_ratio, e, excess = ratio.log_ratio, ratio.e, ratio.excess
     if PLAN.token_clamp:
@@ -217,7 +216,7 @@ def report_token_weights(
 @triton.jit
 def report_option(
     found: tl.tuple, pair: Pair, numbers: tl.tuple, CRITERION: tl.constexpr, PLAN: tl.constexpr
-) -> tl.tuple:  # fmt: skip
+) -> tl.tuple:
     """Record what verl reports of a criterion over tokens."""
     measured = pair.measured
     value = statistic(pair, measured, pair.d, numbers, CRITERION, PLAN)
@@ -244,7 +243,7 @@ def report_option(
 
 @triton.jit
 def report_option_rows(
-    row: tl.tensor, some: tl.tensor, out: Partials, numbers: tl.tuple, CRITERION: tl.constexpr, PLAN: tl.constexpr
+    row, some, out: Partials, numbers: tl.tuple, CRITERION: tl.constexpr, PLAN: tl.constexpr
 ) -> None:
     """Report a criterion's values of sequences as verl does."""
     bounds: tl.constexpr = named("verl", CRITERION.index)
@@ -258,9 +257,8 @@ def report_option_rows(
 
 @triton.jit
 def report_criterion(
-    value: tl.tensor, failed: tl.tensor, vetoed: tl.tensor, units: Units, out: Partials, numbers: tl.tuple,
-    CRITERION: tl.constexpr, PLAN: tl.constexpr,
-) -> tl.tensor:  # fmt: skip
+    value, failed, vetoed, units: Units, out: Partials, numbers: tl.tuple, CRITERION: tl.constexpr, PLAN: tl.constexpr
+):
     """Report a criterion over sequences as the schemes do, and return the sequences vetoed so far."""
     n, some = units.n, units.n_among > 0
     if CRITERION.role == "option":
@@ -326,9 +324,8 @@ def report_weights(
 
 @triton.jit
 def report_sequences(
-    totals: UnitTotals, units: Units, kept: tl.tensor, vetoed: tl.tensor, out: Partials, numbers: tl.tuple,
-    PLAN: tl.constexpr,
-) -> None:  # fmt: skip
+    totals: UnitTotals, units: Units, kept, vetoed, out: Partials, numbers: tl.tuple, PLAN: tl.constexpr
+) -> None:
     """Report sequences as the schemes do, once every criterion has decided. kept: tokens kept of each."""
     sum_d, valid, n = units.sum_d, units.valid, units.n
     some, each = n > 0, tl.maximum(n, 1).to(tl.float64)
@@ -373,22 +370,20 @@ def report_sequences(
 
 
 @triton.jit
-def put_call(sums: tl.tensor, PLAN: tl.constexpr, name: tl.constexpr, x: tl.tensor) -> None:
+def put_call(sums, PLAN: tl.constexpr, name: tl.constexpr, x) -> None:
     """Store a sum of the call, if the plan has it."""
     if has(PLAN, "call_sums", name):
         tl.store(sums + at(PLAN, "call_sums", name), tl.cast(x, tl.float64))
 
 
 @triton.jit
-def put_call_maximum(maxima: tl.tensor, PLAN: tl.constexpr, name: tl.constexpr, x: tl.tensor) -> None:
+def put_call_maximum(maxima, PLAN: tl.constexpr, name: tl.constexpr, x) -> None:
     """Store a maximum of the call."""
     tl.store(maxima + at(PLAN, "call_maxima", name), x)
 
 
 @triton.jit
-def finish_call(
-    sums: tl.tensor, maxima: tl.tensor, totals: tl.tensor, tokens: tl.tensor, sequences: tl.tensor, PLAN: tl.constexpr
-) -> None:  # fmt: skip
+def finish_call(sums, maxima, totals, tokens, sequences, PLAN: tl.constexpr) -> None:
     """Store the statistics of the call as a whole: its size, and xtuner's packs. totals: the sums of sequences."""
     put_call(sums, PLAN, "verl/rows", sequences)
     put_call(sums, PLAN, "xtuner/rows", sequences)

@@ -35,6 +35,7 @@ from ..tiles import (
     either,
     ends_by,
     first_span,
+    launched,
     next_span,
     store_step,
     tile_of_program,
@@ -90,9 +91,8 @@ from .steps import (
 
 @triton.jit
 def correct_tokens(
-    found: tl.tuple, step: Step, new: tl.tensor, advantage: tl.tensor, age: tl.tensor, context: Context,
-    PLAN: tl.constexpr, TILING: tl.constexpr,
-) -> tuple[tl.tuple, tl.tensor, tl.tensor]:  # fmt: skip
+    found: tl.tuple, step: Step, new, advantage, age, context: Context, PLAN: tl.constexpr, TILING: tl.constexpr
+) -> tuple[tl.tuple, tl.tensor, tl.tensor]:
     """Measure and test the tokens of a step. Return the accumulators, the weights, and which tokens are kept.
 
     Sequences may still reject or weigh them. A plan without columns only weighs and tests.
@@ -196,9 +196,8 @@ def rounds_once(plan: Plan) -> bool:
 
 @triton.jit
 def aggregate_sequences(
-    found: tl.tuple, pairs: tl.tuple, dropped: tl.tensor, age: tl.tensor, context: Context, PLAN: tl.constexpr,
-    TILING: tl.constexpr,
-) -> tl.tuple:  # fmt: skip
+    found: tl.tuple, pairs: tl.tuple, dropped, age, context: Context, PLAN: tl.constexpr, TILING: tl.constexpr
+) -> tl.tuple:
     """Record what sequences need: sums of D for their weights, sums and extrema for their criteria."""
     pair = pair_of(pairs[0])
     among = survivors(pair, dropped, PLAN)
@@ -224,9 +223,7 @@ def aggregate_sequences(
 
 
 @triton.jit
-def count_classes(
-    found: tl.tuple, pairs: tl.tuple, advantage: tl.tensor, valid: tl.tensor, dropped: tl.tensor, PLAN: tl.constexpr
-) -> tl.tuple:
+def count_classes(found: tl.tuple, pairs: tl.tuple, advantage, valid, dropped, PLAN: tl.constexpr) -> tl.tuple:
     """Count the tokens that are not dropped, and the tokens of each class that a criterion over sequences asks for."""
     if PLAN.drops_tokens:
         found = record(found, PLAN, "counts", "alive", valid & (dropped == 0))
@@ -242,8 +239,8 @@ def count_classes(
 
 @triton.jit
 def write(
-    weights: tl.tensor, mask: tl.tensor, new_weights: tl.tensor, new_mask: tl.tensor, context: Context,
-    PLAN: tl.constexpr, TILING: tl.constexpr, WHOLE: tl.constexpr,
+    weights, mask, new_weights, new_mask, context: Context, PLAN: tl.constexpr, TILING: tl.constexpr,
+    WHOLE: tl.constexpr,
 ) -> None:  # fmt: skip
     """Write token weights and the mask of a step."""
     if PLAN.writes_token_weights:
@@ -258,8 +255,8 @@ def write(
 
 @triton.jit
 def take_step(
-    train: tl.tensor, rollout: tl.tensor, inputs: Inputs, marks: tl.tensor | None, weights: tl.tensor,
-    mask_out: tl.tensor, context: Context, PLAN: tl.constexpr, TILING: tl.constexpr,
+    train, rollout, inputs: Inputs, marks: tl.tensor | None, weights, mask_out, context: Context, PLAN: tl.constexpr,
+    TILING: tl.constexpr,
 ) -> tuple[tl.tuple, tl.tensor]:  # fmt: skip
     """Measure and test a step, and write its token weights and mask. Return its sums, and the tokens outside."""
     tile, token, outside = context.tile, context.first, context.first * 0
@@ -305,17 +302,10 @@ def loads_ahead(plan: Plan) -> bool:
     return plan.packed and not plan.masked and not plan.double and len(plan.recorded) <= MOST_AHEAD
 
 
-# No length and no stride is in a compile key: they are annotated, and not specialized on.
-RUNTIME = ["tokens", "sequences", "width", "tiles", "tile_bits", "slots", "steps", "sequence_programs", "train_row",
-           "train_step", "rollout_row", "rollout_step", "mask_row", "mask_step", "current"]  # fmt: skip
-
-
-@triton.jit(do_not_specialize=RUNTIME)
+@launched
 def read_kernel(
-    train_logp: tl.tensor, rollout_logp: tl.tensor, mask: tl.tensor, log_mass: tl.tensor, advantages: tl.tensor,
-    versions: tl.tensor, externals: tl.tuple, offsets: tl.tensor, numbers: tl.tensor, weights: tl.tensor,
-    mask_out: tl.tensor, counts: tl.tensor, integers: tl.tensor, floats: tl.tensor, peaks: tl.tensor,
-    token_sums: tl.tensor, token_maxima: tl.tensor, histogram: tl.tensor, counter: tl.tensor,
+    train_logp, rollout_logp, mask, log_mass, advantages, versions, externals: tl.tuple, offsets, numbers, weights,
+    mask_out, counts, integers, floats, peaks, token_sums, token_maxima, histogram, counter,
     tokens: tl.int64, sequences: tl.int64, width: tl.int64, tiles: tl.int64, tile_bits: tl.int32, slots: tl.int64,
     steps: tl.int32, sequence_programs: tl.int32, train_row: tl.int64, train_step: tl.int64, rollout_row: tl.int64,
     rollout_step: tl.int64, mask_row: tl.int64, mask_step: tl.int64, current: tl.int64,

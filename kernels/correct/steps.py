@@ -68,7 +68,7 @@ def pair_of(x: tl.tuple) -> Pair:
 
 
 @triton.jit
-def survivors(pair: Pair, dropped: tl.tensor, PLAN: tl.constexpr) -> tl.tensor:
+def survivors(pair: Pair, dropped, PLAN: tl.constexpr):
     """Select the tokens that sums over a sequence run over. dropped: by criteria of tokens."""
     if PLAN.kept:
         return pair.measured & (dropped == 0)
@@ -86,14 +86,14 @@ def compares_with_rollout(plan: Plan, k: int) -> bool:
 
 
 @triton.jit
-def is_whole(tile: Tile, first: tl.tensor, TILING: tl.constexpr) -> tl.tensor:
+def is_whole(tile: Tile, first, TILING: tl.constexpr):
     """Return whether all of a step lies within sequences."""
     return (first >= tile.begin) & (first + TILING.step <= tile.end)
 
 
 @triton.jit
 def load_logps(
-    inputs: Inputs, tile: Tile, first: tl.tensor, PLAN: tl.constexpr, TILING: tl.constexpr
+    inputs: Inputs, tile: Tile, first, PLAN: tl.constexpr, TILING: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor]:
     """Load the log-probs of a step."""
     if is_whole(tile, first, TILING):
@@ -106,7 +106,7 @@ def load_logps(
 
 
 @triton.jit
-def load_marks(mask: PerToken, tile: Tile, first: tl.tensor, PLAN: tl.constexpr, TILING: tl.constexpr) -> tl.tensor:
+def load_marks(mask: PerToken, tile: Tile, first, PLAN: tl.constexpr, TILING: tl.constexpr):
     """Load a step of the mask."""
     if first + TILING.step <= tile.length:
         marks = load_step(mask, tile, first, PLAN, TILING, TILING.unit, True)
@@ -116,15 +116,15 @@ def load_marks(mask: PerToken, tile: Tile, first: tl.tensor, PLAN: tl.constexpr,
 
 
 @triton.jit
-def any_marked(marks: tl.tensor) -> tl.tensor:
+def any_marked(marks):
     """Return whether a token of a step is valid."""
     return tl.max(tl.ravel((marks != 0).to(tl.int32)), 0) > 0
 
 
 @triton.jit
 def step_of(
-    train: tl.tensor, rollout: tl.tensor, inputs: Inputs, marks: tl.tensor | None, tile: Tile, first: tl.tensor,
-    PLAN: tl.constexpr, TILING: tl.constexpr, WHOLE: tl.constexpr,
+    train, rollout, inputs: Inputs, marks: tl.tensor | None, tile: Tile, first, PLAN: tl.constexpr,
+    TILING: tl.constexpr, WHOLE: tl.constexpr,
 ) -> Step:  # fmt: skip
     """Say which tokens of a step are valid. marks: its mask, if it is loaded. WHOLE: all lies within sequences."""
     place = places_of(first, TILING)
@@ -144,7 +144,7 @@ def step_of(
 
 @triton.jit
 def load_inputs(
-    inputs: Inputs, tile: Tile, first: tl.tensor, PLAN: tl.constexpr, TILING: tl.constexpr, WHOLE: tl.constexpr
+    inputs: Inputs, tile: Tile, first, PLAN: tl.constexpr, TILING: tl.constexpr, WHOLE: tl.constexpr
 ) -> Step:
     """Load a step. WHOLE: all of it lies within sequences."""
     train = load_step(inputs.train, tile, first, PLAN, TILING, TILING.unit, WHOLE)
@@ -153,9 +153,7 @@ def load_inputs(
 
 
 @triton.jit
-def count_outside(
-    marked: tl.tensor, valid: tl.tensor, tile: Tile, first: tl.tensor, PLAN: tl.constexpr, TILING: tl.constexpr
-) -> tl.tensor:
+def count_outside(marked, valid, tile: Tile, first, PLAN: tl.constexpr, TILING: tl.constexpr):
     """Count the tokens of a step that the mask marks and no sequence has."""
     if PLAN.masked:
         return tl.sum(tl.ravel((marked & (valid == 0)).to(tl.int32)), 0)
@@ -166,7 +164,7 @@ def count_outside(
 
 
 @triton.jit
-def loaded(context: Context, tensor: tl.tensor, PLAN: tl.constexpr, TILING: tl.constexpr) -> tl.tensor:
+def loaded(context: Context, tensor, PLAN: tl.constexpr, TILING: tl.constexpr):
     """Load a step of a contiguous per-token tensor."""
     if context.whole:
         x = load_step(contiguous(tensor, context.extents), context.tile, context.first, PLAN, TILING, True, True)
@@ -176,15 +174,13 @@ def loaded(context: Context, tensor: tl.tensor, PLAN: tl.constexpr, TILING: tl.c
 
 
 @triton.jit
-def extra(context: Context, tensor: tl.tensor, PLAN: tl.constexpr, TILING: tl.constexpr) -> tl.tensor:
+def extra(context: Context, tensor, PLAN: tl.constexpr, TILING: tl.constexpr):
     """Load it in the dtype that computes."""
     return loaded(context, tensor, PLAN, TILING).to(real(PLAN))
 
 
 @triton.jit
-def external_of(
-    context: Context, age: tl.tensor, CRITERION: tl.constexpr, PLAN: tl.constexpr, TILING: tl.constexpr
-) -> tl.tensor:
+def external_of(context: Context, age, CRITERION: tl.constexpr, PLAN: tl.constexpr, TILING: tl.constexpr):
     """Load the external tensor of a criterion; without one return the ages, which few criteria use."""
     if CRITERION.external >= 0:
         return extra(context, context.externals[CRITERION.external], PLAN, TILING)
@@ -193,7 +189,7 @@ def external_of(
 
 
 @triton.jit
-def age_of(context: Context, like: tl.tensor, PLAN: tl.constexpr, TILING: tl.constexpr) -> tl.tensor:
+def age_of(context: Context, like, PLAN: tl.constexpr, TILING: tl.constexpr):
     """Compute the ages of a step; without versions return `like`, which is not used."""
     age = like
     if PLAN.ages == "token":
@@ -205,7 +201,7 @@ def age_of(context: Context, like: tl.tensor, PLAN: tl.constexpr, TILING: tl.con
 
 
 @triton.jit
-def advantage_of(context: Context, like: tl.tensor, PLAN: tl.constexpr, TILING: tl.constexpr) -> tl.tensor:
+def advantage_of(context: Context, like, PLAN: tl.constexpr, TILING: tl.constexpr):
     """Load the advantages of a step; without any return `like`, which is not used."""
     advantage = like
     if PLAN.advantages == "token":
@@ -220,7 +216,7 @@ def advantage_of(context: Context, like: tl.tensor, PLAN: tl.constexpr, TILING: 
 
 
 @triton.jit
-def compare(logp: tl.tensor, base: tl.tensor, valid: tl.tensor, PLAN: tl.constexpr) -> Pair:
+def compare(logp, base, valid, PLAN: tl.constexpr) -> Pair:
     """Compare two policies at valid tokens."""
     d = logp - base
     finite = valid & is_finite(d)

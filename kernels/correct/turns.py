@@ -81,7 +81,7 @@ def drops_sequences(plan: Plan) -> bool:
 
 
 @triton.jit
-def no_turns(like: tl.tensor, PLAN: tl.constexpr, TABLE: tl.constexpr) -> tl.tuple:
+def no_turns(like, PLAN: tl.constexpr, TABLE: tl.constexpr) -> tl.tuple:
     """Start the sums over turns, or the maxima, which are keys."""
     found: tl.tuple = ()
     for i in tl.static_range(size(PLAN, TABLE)):
@@ -95,7 +95,7 @@ def no_turns(like: tl.tensor, PLAN: tl.constexpr, TABLE: tl.constexpr) -> tl.tup
 
 
 @triton.jit
-def tally(sums: tl.tuple, PLAN: tl.constexpr, name: tl.constexpr, x: tl.tensor) -> tl.tuple:
+def tally(sums: tl.tuple, PLAN: tl.constexpr, name: tl.constexpr, x) -> tl.tuple:
     """Add x of one turn of each sequence to a sum, if the plan has it."""
     if has(PLAN, "turn_sums", name):
         before = sums[at(PLAN, "turn_sums", name)]
@@ -105,7 +105,7 @@ def tally(sums: tl.tuple, PLAN: tl.constexpr, name: tl.constexpr, x: tl.tensor) 
 
 
 @triton.jit
-def tally_largest(maxima: tl.tuple, PLAN: tl.constexpr, name: tl.constexpr, x: tl.tensor, among: tl.tensor) -> tl.tuple:
+def tally_largest(maxima: tl.tuple, PLAN: tl.constexpr, name: tl.constexpr, x, among) -> tl.tuple:
     """Update a maximum over turns with x of one turn of each sequence, if the plan has it."""
     if has(PLAN, "turn_maxima", name):
         more = tl.maximum(maxima[at(PLAN, "turn_maxima", name)], key_of(tl.where(among, x, float("-inf"))))
@@ -114,16 +114,14 @@ def tally_largest(maxima: tl.tuple, PLAN: tl.constexpr, name: tl.constexpr, x: t
 
 
 @triton.jit
-def tally_extrema(
-    maxima: tl.tuple, PLAN: tl.constexpr, low: tl.constexpr, high: tl.constexpr, x: tl.tensor, among: tl.tensor
-) -> tl.tuple:  # fmt: skip
+def tally_extrema(maxima: tl.tuple, PLAN: tl.constexpr, low: tl.constexpr, high: tl.constexpr, x, among) -> tl.tuple:
     """Update the maxima of x and of -x with one turn of each sequence."""
     maxima = tally_largest(maxima, PLAN, high, x, among)
     return tally_largest(maxima, PLAN, low, -x, among)
 
 
 @triton.jit
-def total(sums: tl.tuple, PLAN: tl.constexpr, name: tl.constexpr) -> tl.tensor:
+def total(sums: tl.tuple, PLAN: tl.constexpr, name: tl.constexpr):
     """Return a sum over the turns of each sequence."""
     return sums[at(PLAN, "turn_sums", name)]
 
@@ -132,8 +130,9 @@ def total(sums: tl.tuple, PLAN: tl.constexpr, name: tl.constexpr) -> tl.tensor:
 
 
 @triton.jit
-def turn_at(turns: Turns, j: tl.tensor, known: tl.tensor, kept_by_tokens: tl.tensor, PLAN: tl.constexpr,
-            SHAPE: tl.constexpr, BY_OWNER: tl.constexpr) -> tuple[UnitTotals, Units]:  # fmt: skip
+def turn_at(
+    turns: Turns, j, known, kept_by_tokens, PLAN: tl.constexpr, SHAPE: tl.constexpr, BY_OWNER: tl.constexpr
+) -> tuple[UnitTotals, Units]:
     """Gather the j-th turn of each sequence; of one that has no such turn, nothing."""
     low = tl.minimum(turns.low + j, turns.high)
     first_slot, slot_count = slots_between(turns.offsets, low, tl.minimum(low + 1, turns.high), turns.extents, BY_OWNER)
@@ -145,9 +144,9 @@ def turn_at(turns: Turns, j: tl.tensor, known: tl.tensor, kept_by_tokens: tl.ten
 
 @triton.jit
 def rejected_by_turns(
-    turns: Turns, known: tl.tensor, decisions: Decisions, numbers: tl.tuple, PLAN: tl.constexpr, SHAPE: tl.constexpr,
+    turns: Turns, known, decisions: Decisions, numbers: tl.tuple, PLAN: tl.constexpr, SHAPE: tl.constexpr,
     BY_OWNER: tl.constexpr,
-) -> tl.tensor:  # fmt: skip
+):  # fmt: skip
     """Select the sequences with a turn that failed a criterion which rejects its sequence."""
     fallen = decisions.state * 0
     for j in range(tl.max(turns.high - turns.low, 0).to(tl.int32)):
@@ -163,7 +162,7 @@ def rejected_by_turns(
 
 @triton.jit
 def measure_turn(
-    sums: tl.tuple, maxima: tl.tuple, units: Units, keep: tl.tensor, numbers: tl.tuple, PLAN: tl.constexpr
+    sums: tl.tuple, maxima: tl.tuple, units: Units, keep, numbers: tl.tuple, PLAN: tl.constexpr
 ) -> tuple[tl.tuple, tl.tuple]:
     """Report a turn's counts and its sum of D."""
     clamp = number(numbers, PLAN, "clamp")
@@ -178,9 +177,7 @@ def measure_turn(
 
 
 @triton.jit
-def tally_place(
-    sums: tl.tuple, PLAN: tl.constexpr, PLACE: tl.constexpr, values: tl.tuple, here: tl.tensor
-) -> tl.tuple:  # fmt: skip
+def tally_place(sums: tl.tuple, PLAN: tl.constexpr, PLACE: tl.constexpr, values: tl.tuple, here) -> tl.tuple:
     """Add what is measured of a turn to the sums of its place: `PLACE_SUMS` of it."""
     for i in tl.static_range(len(values)):
         sums = tally(sums, PLAN, of_place(PLACE, i), tl.where(here, values[i], 0.0))
@@ -249,9 +246,8 @@ def decide_by_turns(
 
 @triton.jit
 def walk_turns(
-    turns: Turns, known: tl.tensor, decisions: Decisions,
-    PLAN: tl.constexpr, SHAPE: tl.constexpr, BY_OWNER: tl.constexpr,
-) -> tuple[tl.tuple, tl.tuple]:  # fmt: skip
+    turns: Turns, known, decisions: Decisions, PLAN: tl.constexpr, SHAPE: tl.constexpr, BY_OWNER: tl.constexpr
+) -> tuple[tl.tuple, tl.tuple]:
     """Decide about every turn, store what it gets, and add up their sums and maxima."""
     sums, maxima = no_turns(decisions.keep, PLAN, "turn_sums"), no_turns(decisions.keep, PLAN, "turn_maxima")
     met = decisions.nonfinite * 0  # turns with a measured token
@@ -293,9 +289,7 @@ def walk_turns(
 
 
 @triton.jit
-def report_turns(
-    sums: tl.tuple, maxima: tl.tuple, units: Units, out: Partials, PLAN: tl.constexpr
-) -> None:  # fmt: skip
+def report_turns(sums: tl.tuple, maxima: tl.tuple, units: Units, out: Partials, PLAN: tl.constexpr) -> None:
     """Store what turns add to the statistics."""
     for k in tl.static_range(size(PLAN, "turn_sums")):
         add(out.sums, PLAN, name_of(PLAN, "turn_sums", k), sums[k])

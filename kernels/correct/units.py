@@ -34,9 +34,7 @@ def selects(criterion: PlannedCriterion, which: int) -> bool:
 
 
 @triton.jit
-def selected_units(
-    totals: UnitTotals, advantage: tl.tensor, PLAN: tl.constexpr, CRITERION: tl.constexpr
-) -> tl.tensor:  # fmt: skip
+def selected_units(totals: UnitTotals, advantage, PLAN: tl.constexpr, CRITERION: tl.constexpr):
     """Select units by the sign of their mean advantage; for "outward" those that hold an outward token."""
     if CRITERION.when == "outward":
         outward = integer(totals, PLAN, of_pair(CRITERION.pair, "negative_outward"))
@@ -51,7 +49,7 @@ def selected_units(
 
 
 @triton.jit
-def class_count(totals: UnitTotals, PLAN: tl.constexpr, CRITERION: tl.constexpr) -> tl.tensor:
+def class_count(totals: UnitTotals, PLAN: tl.constexpr, CRITERION: tl.constexpr):
     """Count the measured tokens that `when` selects."""
     tokens = integer(totals, PLAN, "valid") * 0
     for c in tl.static_range(4):
@@ -62,7 +60,7 @@ def class_count(totals: UnitTotals, PLAN: tl.constexpr, CRITERION: tl.constexpr)
 
 @triton.jit
 def value_of(
-    totals: UnitTotals, n: tl.tensor, numbers: tl.tuple, CRITERION: tl.constexpr, PLAN: tl.constexpr
+    totals: UnitTotals, n, numbers: tl.tuple, CRITERION: tl.constexpr, PLAN: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor]:
     """Compute a sequence's value, and the quantity that is compared: a ratio's logarithm, |D| where that decides."""
     if has(PLAN, "peaks", named(CRITERION.index, "peak")):
@@ -89,9 +87,7 @@ def value_of(
 
 
 @triton.jit
-def measured_of(
-    totals: UnitTotals, valid: tl.tensor, n: tl.tensor, K: tl.constexpr, PLAN: tl.constexpr
-) -> tl.tensor:  # fmt: skip
+def measured_of(totals: UnitTotals, valid, n, K: tl.constexpr, PLAN: tl.constexpr):
     """Count the tokens that pair K of policies measures; n are those of the first pair, train and rollout."""
     if K > 0:
         return measured_tokens(valid, integer(totals, PLAN, of_pair(K, "nonfinite")), PLAN)
@@ -100,7 +96,7 @@ def measured_of(
 
 
 @triton.jit
-def among_of(totals: UnitTotals, units: Units, keep: tl.tensor, K: tl.constexpr, PLAN: tl.constexpr) -> tl.tensor:
+def among_of(totals: UnitTotals, units: Units, keep, K: tl.constexpr, PLAN: tl.constexpr):
     """Count the tokens that sums over a sequence run over for pair K. keep: the sequences that token criteria kept."""
     if K > 0 and PLAN.kept:
         return tl.where(keep, integer(totals, PLAN, of_pair(K, "survivors")), 0)
@@ -112,7 +108,7 @@ def among_of(totals: UnitTotals, units: Units, keep: tl.tensor, K: tl.constexpr,
 
 
 @triton.jit
-def measured_tokens(valid: tl.tensor, nonfinite: tl.tensor, PLAN: tl.constexpr) -> tl.tensor:
+def measured_tokens(valid, nonfinite, PLAN: tl.constexpr):
     """Count the measured tokens among the valid ones."""
     if PLAN.nonfinite == "reject":
         return valid - nonfinite
@@ -121,9 +117,7 @@ def measured_tokens(valid: tl.tensor, nonfinite: tl.tensor, PLAN: tl.constexpr) 
 
 
 @triton.jit
-def units_of(
-    totals: UnitTotals, valid: tl.tensor, nonfinite: tl.tensor, keep: tl.tensor, PLAN: tl.constexpr
-) -> Units:  # fmt: skip
+def units_of(totals: UnitTotals, valid, nonfinite, keep, PLAN: tl.constexpr) -> Units:
     """Collect the counts and sums of units. keep: those whose sequences token criteria have kept."""
     n = measured_tokens(valid, nonfinite, PLAN)
     n_among = n
@@ -135,9 +129,8 @@ def units_of(
 
 @triton.jit
 def test_units(
-    totals: UnitTotals, units: Units, advantage: tl.tensor, keep: tl.tensor, numbers: tl.tuple,
-    CRITERION: tl.constexpr, PLAN: tl.constexpr,
-) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:  # fmt: skip
+    totals: UnitTotals, units: Units, advantage, keep, numbers: tl.tuple, CRITERION: tl.constexpr, PLAN: tl.constexpr
+) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
     """Test units by one criterion: its value, which have one, which fail, and how many tokens these lose with it.
 
     keep: those whose sequences token criteria have kept.
@@ -156,7 +149,7 @@ def test_units(
 
 
 @triton.jit
-def weightless_of(keep: tl.tensor, nonfinite: tl.tensor, PLAN: tl.constexpr) -> tl.tensor:
+def weightless_of(keep, nonfinite, PLAN: tl.constexpr):
     """Select the sequences whose tokens have no weight."""
     if PLAN.rejected != "mask":
         return keep == 0
@@ -167,10 +160,7 @@ def weightless_of(keep: tl.tensor, nonfinite: tl.tensor, PLAN: tl.constexpr) -> 
 
 
 @triton.jit
-def store_states(
-    states: tl.tensor, weights: tl.tensor, sequence: tl.tensor, known: tl.tensor, state: tl.tensor,
-    rejected: tl.tensor, weightless: tl.tensor, weight: tl.tensor, PLAN: tl.constexpr,
-) -> None:  # fmt: skip
+def store_states(states, weights, sequence, known, state, rejected, weightless, weight, PLAN: tl.constexpr) -> None:
     """Store for `apply` the state of each sequence and, where weights are of sequences, its weight."""
     state |= tl.where(rejected, REJECTED, 0) | tl.where(weightless, WEIGHTLESS, 0)
     if PLAN.spreads:
@@ -184,9 +174,7 @@ def store_states(
 
 
 @triton.jit
-def count_kept(
-    totals: UnitTotals, valid: tl.tensor, keep: tl.tensor, state: tl.tensor, PLAN: tl.constexpr
-) -> tl.tensor:  # fmt: skip
+def count_kept(totals: UnitTotals, valid, keep, state, PLAN: tl.constexpr):
     """Count the tokens of each sequence that nothing has dropped."""
     kept = valid
     if PLAN.drops_tokens:
@@ -201,9 +189,7 @@ def count_kept(
 
 
 @triton.jit
-def without_class(
-    totals: UnitTotals, kept: tl.tensor, state: tl.tensor, C: tl.constexpr, PLAN: tl.constexpr
-) -> tl.tensor:  # fmt: skip
+def without_class(totals: UnitTotals, kept, state, C: tl.constexpr, PLAN: tl.constexpr):
     """Subtract the tokens of class C where a criterion that selects them has failed."""
     gone = state < 0
     for i in tl.static_range(size(PLAN, "criteria")):

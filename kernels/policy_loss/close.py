@@ -13,16 +13,13 @@ from ..correct.decide import Leftover, decide, zero_rejected
 from ..correct.decide import finish as finish_correction
 from ..gather import UnitTotals, gather_slots, integer, plain, slot_tables, slots_of
 from ..partials import Partials, add, add_up_part, entry, is_last, name_of, put_extrema, rows_left, sum_of_rows
-from ..tiles import Extents, edge, either
+from ..tiles import Extents, edge, either, launched
 from ..tokens import at, has, of_key, size, thresholds
 from .sequences import counted_as, inner_of, put_value
 
 
 @triton.jit
-def add_up(
-    totals: UnitTotals, known: tl.tensor, keep: tl.tensor, alive: tl.tensor, out: Partials, name: tl.constexpr,
-    SPEC: tl.constexpr,
-) -> None:  # fmt: skip
+def add_up(totals: UnitTotals, known, keep, alive, out: Partials, name: tl.constexpr, SPEC: tl.constexpr) -> None:
     """Add up a statistic of the loss. alive: the sequences whose tokens count."""
     if has(SPEC, "counts", name):
         among = known if name == "loss_tokens_nonfinite" else alive
@@ -36,9 +33,8 @@ def add_up(
 
 @triton.jit
 def add_up_loss(
-    totals: UnitTotals, inners: tl.tensor, sequence: tl.tensor, known: tl.tensor, keep: tl.tensor, out: Partials,
-    PLAN: tl.constexpr, SPEC: tl.constexpr,
-) -> None:  # fmt: skip
+    totals: UnitTotals, inners, sequence, known, keep, out: Partials, PLAN: tl.constexpr, SPEC: tl.constexpr
+) -> None:
     """Add up the loss of sequences that are kept, and its statistics."""
     valid = tl.where(known, tl.maximum(integer(totals, SPEC, "valid"), 0), 0)
     # Where no mask is edited a rejected sequence has the weight 0, and its tokens are counted.
@@ -63,23 +59,16 @@ def add_up_loss(
 
 
 @triton.jit
-def extremum_of(totals: UnitTotals, SPEC: tl.constexpr, name: tl.constexpr) -> tl.tensor:
+def extremum_of(totals: UnitTotals, SPEC: tl.constexpr, name: tl.constexpr):
     """Return the largest value of a column of peaks: [SEQUENCES] float64."""
     return of_key(totals.peaks[at(SPEC, "peaks", name)]).to(tl.float64)
 
 
-@triton.jit(
-    do_not_specialize=[
-        "tokens", "sequences", "width", "tiles", "tile_bits", "slots", "token_programs", "sequence_programs", "shares",
-        "parts", "part",
-    ]
-)  # fmt: skip
+@launched
 def close_kernel(
-    numbers: tl.tensor, spec_numbers: tl.tensor, advantages: tl.tensor, offsets: tl.tensor, counts: tl.tensor,
-    integers: tl.tensor, floats: tl.tensor, peaks: tl.tensor, keep_out: tl.tensor,
-    inners: tl.tensor, gradient: tl.tensor, sequence_sums: tl.tensor, sequence_maxima: tl.tensor,
-    token_sums: tl.tensor, token_maxima: tl.tensor, part_sums: tl.tensor, part_maxima: tl.tensor, counter: tl.tensor,
-    given: tl.tensor, value: tl.tensor, divisor: tl.tensor, rest: tl.tensor, statistics: tl.tensor,
+    numbers, spec_numbers, advantages, offsets, counts, integers, floats, peaks, keep_out, inners, gradient,
+    sequence_sums, sequence_maxima, token_sums, token_maxima, part_sums, part_maxima, counter, given, value, divisor,
+    rest, statistics,
     tokens: tl.int64, sequences: tl.int64, width: tl.int64, tiles: tl.int64, tile_bits: tl.int32, slots: tl.int64,
     token_programs: tl.int32, sequence_programs: tl.int32, shares: tl.int32, parts: tl.int32, part: tl.int32,
     PLAN: tl.constexpr, SPEC: tl.constexpr, SHAPE: tl.constexpr,

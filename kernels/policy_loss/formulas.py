@@ -51,9 +51,7 @@ class Term(NamedTuple):
 
 
 @triton.jit
-def clipped(
-    ratio: tl.tensor, clamped: tl.tensor, advantage: tl.tensor, numbers: tl.tuple, PLAN: tl.constexpr
-) -> Clipped:
+def clipped(ratio, clamped, advantage, numbers: tl.tuple, PLAN: tl.constexpr) -> Clipped:
     """Bound a ratio as PPO does. clamped: its logarithm, clamped. Any shape."""
     down = advantage < 0
     above = clamped > number(numbers, PLAN, "clip/upper").to(clamped.dtype)
@@ -69,7 +67,7 @@ def clipped(
 
 
 @triton.jit
-def log_ratio(x: tl.tensor, level: tl.tensor, numbers: tl.tuple, PLAN: tl.constexpr) -> tl.tensor:
+def log_ratio(x, level, numbers: tl.tuple, PLAN: tl.constexpr):
     """Return the log-ratio of the surrogate's ratio: a token's or its sequence's."""
     if PLAN.takes == "token":
         return x
@@ -80,9 +78,7 @@ def log_ratio(x: tl.tensor, level: tl.tensor, numbers: tl.tuple, PLAN: tl.conste
 
 
 @triton.jit
-def tapered(
-    ratio: tl.tensor, clamped: tl.tensor, advantage: tl.tensor, numbers: tl.tuple, PLAN: tl.constexpr
-) -> tuple[tl.tensor, tl.tensor]:
+def tapered(ratio, clamped, advantage, numbers: tl.tuple, PLAN: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
     """Compute TOPR's factor, and find the tokens whose ratio it bounds."""
     good = advantage > number(numbers, PLAN, "threshold").to(ratio.dtype)
     above = clamped > number(numbers, PLAN, "taper/upper").to(ratio.dtype)
@@ -92,9 +88,7 @@ def tapered(
 
 
 @triton.jit
-def ringed(
-    ratio: tl.tensor, clamped: tl.tensor, advantage: tl.tensor, numbers: tl.tuple, PLAN: tl.constexpr
-) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+def ringed(ratio, clamped, advantage, numbers: tl.tuple, PLAN: tl.constexpr) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
     """Compute REC's factor, 0 where its mask leaves a token out; those below, and those above."""
     factor = tl.where(number(numbers, PLAN, "by_ratio") != 0.0, ratio, 1.0).to(ratio.dtype)
     high = clamped > number(numbers, PLAN, "inside/upper").to(ratio.dtype)
@@ -192,7 +186,7 @@ def policy(token: Token, numbers: tl.tuple, PLAN: tl.constexpr) -> Term:
 
 @triton.jit
 def stopped_ratio(
-    ratio: tl.tensor, clamped: tl.tensor, numbers: tl.tuple, PLAN: tl.constexpr
+    ratio, clamped, numbers: tl.tuple, PLAN: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
     """Bound the ratio of Score or DPPO: the ratio; tokens below, above, and for DPPO above its `upper`."""
     known = ratio == ratio
@@ -219,9 +213,7 @@ def stopped_ratio(
 
 
 @triton.jit
-def pushed_far(
-    new: tl.tensor, x: tl.tensor, advantage: tl.tensor, numbers: tl.tuple, PLAN: tl.constexpr
-) -> tuple[tl.tensor, tl.tensor]:
+def pushed_far(new, x, advantage, numbers: tl.tuple, PLAN: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
     """Find DPPO's tokens that moved with their advantage, down or up, and further than allowed."""
     base = new - x
     p, q = probability(base), probability(new)
@@ -235,7 +227,7 @@ def pushed_far(
 
 
 @triton.jit
-def penalty(k: tl.tensor, KIND: tl.constexpr, numbers: tl.tuple, PLAN: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
+def penalty(k, KIND: tl.constexpr, numbers: tl.tuple, PLAN: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
     """Compute a KL penalty of one kind and its derivative; k is new_logp less the reference policy's."""
     if PLAN.kl_swapped:
         k = -k
@@ -265,9 +257,7 @@ def penalty(k: tl.tensor, KIND: tl.constexpr, numbers: tl.tuple, PLAN: tl.conste
 
 
 @triton.jit
-def penalty_factor(
-    x: tl.tensor, weight: tl.tensor, numbers: tl.tuple, PLAN: tl.constexpr
-) -> tuple[tl.tensor, tl.tensor]:
+def penalty_factor(x, weight, numbers: tl.tuple, PLAN: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
     """Compute the factor of a token's KL besides the coefficient, and its derivative."""
     factor, slope = tl.full(x.shape, 1.0, x.dtype), tl.full(x.shape, 0.0, x.dtype)
     if PLAN.kl_weight == "weights":

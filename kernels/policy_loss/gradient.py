@@ -47,6 +47,7 @@ from ..tiles import (
     ends_by,
     entry_of,
     first_span,
+    launched,
     load_step,
     next_span,
     of_sequences,
@@ -114,9 +115,9 @@ class SequenceValues(NamedTuple):
 
 @triton.jit
 def load_input(
-    tensor: PerToken, tile: Tile, first: tl.tensor, PLAN: tl.constexpr, TILING: tl.constexpr, UNIT: tl.constexpr,
+    tensor: PerToken, tile: Tile, first, PLAN: tl.constexpr, TILING: tl.constexpr, UNIT: tl.constexpr,
     GIVEN: tl.constexpr, WHOLE: tl.constexpr,
-) -> tl.tensor:  # fmt: skip
+):  # fmt: skip
     """Load a step of a tensor if it is given; else return anything."""
     if GIVEN:
         return load_step(tensor, tile, first, PLAN, TILING, UNIT, WHOLE)
@@ -126,9 +127,8 @@ def load_input(
 
 @triton.jit
 def load_inputs(
-    inputs: LossInputs, marks: tl.tensor, tile: Tile, first: tl.tensor, PLAN: tl.constexpr, TILING: tl.constexpr,
-    WHOLE: tl.constexpr,
-) -> LossStep:  # fmt: skip
+    inputs: LossInputs, marks, tile: Tile, first, PLAN: tl.constexpr, TILING: tl.constexpr, WHOLE: tl.constexpr
+) -> LossStep:
     """Load a step. marks: its part of the mask, where the plan skips steps. WHOLE: all of it lies within sequences."""
     new = load_input(inputs.new, tile, first, PLAN, TILING, TILING.unit, True, WHOLE)
     base = load_input(inputs.base, tile, first, PLAN, TILING, TILING.unit, PLAN.based, WHOLE)
@@ -160,7 +160,7 @@ def load_inputs(
 
 
 @triton.jit
-def with_correction(step: LossStep, weight: tl.tensor, kept: tl.tensor, PLAN: tl.constexpr) -> LossStep:
+def with_correction(step: LossStep, weight, kept, PLAN: tl.constexpr) -> LossStep:
     """Give a step the weights and the training mask of a correction in the same pass."""
     weights = kept if PLAN.gated else weight
     return LossStep(step.train, step.rollout, step.new, step.base, step.ref, weights, kept, step.advantages,
@@ -171,23 +171,21 @@ def with_correction(step: LossStep, weight: tl.tensor, kept: tl.tensor, PLAN: tl
 
 
 @triton.jit
-def tally(found: tl.tuple, COLUMNS: tl.constexpr, name: tl.constexpr, x: tl.tensor) -> tl.tuple:
+def tally(found: tl.tuple, COLUMNS: tl.constexpr, name: tl.constexpr, x) -> tl.tuple:
     """Record a sum over tokens."""
     found = record(found, COLUMNS, "token_sums", name, x)
     return record(found, COLUMNS, "floats", name, x)
 
 
 @triton.jit
-def count(found: tl.tuple, COLUMNS: tl.constexpr, name: tl.constexpr, which: tl.tensor) -> tl.tuple:
+def count(found: tl.tuple, COLUMNS: tl.constexpr, name: tl.constexpr, which) -> tl.tuple:
     """Record a count of tokens."""
     found = record(found, COLUMNS, "token_sums", name, tl.where(which, 1.0, 0.0).to(real(COLUMNS)))
     return record(found, COLUMNS, "counts", name, which)
 
 
 @triton.jit
-def bracket(
-    found: tl.tuple, COLUMNS: tl.constexpr, low: tl.constexpr, high: tl.constexpr, x: tl.tensor, among: tl.tensor
-) -> tl.tuple:
+def bracket(found: tl.tuple, COLUMNS: tl.constexpr, low: tl.constexpr, high: tl.constexpr, x, among) -> tl.tuple:
     """Record the extrema among some tokens."""
     found = record_extrema(found, COLUMNS, low, high, x, among)
     if has(COLUMNS, "peaks", high):
@@ -253,9 +251,7 @@ def loss_of_step(
 
 
 @triton.jit
-def sum_of_sequence(
-    found: tl.tuple, token: Token, scale: tl.tensor, counted: tl.tensor, numbers: tl.tuple, PLAN: tl.constexpr
-) -> tl.tuple:  # fmt: skip
+def sum_of_sequence(found: tl.tuple, token: Token, scale, counted, numbers: tl.tuple, PLAN: tl.constexpr) -> tl.tuple:
     """Record the sums that the loss of a whole sequence needs."""
     x, advantage, weight = token.x, token.advantage, token.weight
     if PLAN.surrogate == "GMPO":
@@ -288,8 +284,8 @@ def sum_of_sequence(
 
 @triton.jit
 def loss_of_tokens(
-    found: tl.tuple, token: Token, k: tl.tensor, scale: tl.tensor, broken: tl.tensor, among: tl.tensor,
-    counted: tl.tensor, values: SequenceValues, PLAN: tl.constexpr, COLUMNS: tl.constexpr,
+    found: tl.tuple, token: Token, k, scale, broken, among, counted, values: SequenceValues, PLAN: tl.constexpr,
+    COLUMNS: tl.constexpr,
 ) -> tuple[tl.tuple, tl.tensor]:  # fmt: skip
     """Record the loss and its statistics, and return its gradient.
 
@@ -378,10 +374,7 @@ class OfUnits(NamedTuple):
 
 
 @triton.jit
-def at_tokens(
-    table: tl.tensor, like: tl.tensor, walk: Walk, PLAN: tl.constexpr, TILING: tl.constexpr,
-    own: tl.tensor | None = None,
-) -> tl.tensor:  # fmt: skip
+def at_tokens(table, like, walk: Walk, PLAN: tl.constexpr, TILING: tl.constexpr, own: tl.tensor | None = None):
     """Load a table by sequence for the tokens of a step."""
     return of_sequences(table, like, walk.span, walk.first, walk.offsets, walk.tile, walk.extents, PLAN, TILING,
                         own=own)  # fmt: skip
@@ -401,7 +394,7 @@ def counts_outside(spec: Plan | None) -> bool:
 
 @triton.jit
 def settle(
-    weight: tl.tensor, kept: tl.tensor, of_units: OfUnits, walk: Walk, SPEC: tl.constexpr, TILING: tl.constexpr
+    weight, kept, of_units: OfUnits, walk: Walk, SPEC: tl.constexpr, TILING: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor]:
     """Apply what was decided about sequences to the weights and the training mask of a step."""
     state = at_tokens(of_units.states, zeros_by(weight), walk, SPEC, TILING)
@@ -415,16 +408,15 @@ def settle(
 
 
 @triton.jit
-def place_of_step(tile: Tile, first: tl.tensor, TILING: tl.constexpr) -> tl.tensor:
+def place_of_step(tile: Tile, first, TILING: tl.constexpr):
     """Find the entry of a step in a table of all steps."""
     return tl.program_id(0).to(tl.int64) * (tile.size // TILING.step) + first // TILING.step
 
 
 @triton.jit
 def take_step(
-    inputs: LossInputs, marks: tl.tensor, walk: Walk, own: tl.tensor, of_units: OfUnits, externals: tl.tuple,
-    numbers: tl.tuple, spec_numbers: tl.tuple, gradient: tl.tensor, share: tl.tensor,
-    PLAN: tl.constexpr, SPEC: tl.constexpr, TILING: tl.constexpr,
+    inputs: LossInputs, marks, walk: Walk, own, of_units: OfUnits, externals: tl.tuple, numbers: tl.tuple,
+    spec_numbers: tl.tuple, gradient, share, PLAN: tl.constexpr, SPEC: tl.constexpr, TILING: tl.constexpr,
 ) -> tuple[tl.tuple, tl.tensor]:  # fmt: skip
     """Load a step, correct it where a Spec is given, and write its gradient. Return its sums, and tokens outside.
 
@@ -476,23 +468,12 @@ def take_step(
 # --- the kernels ---
 
 
-# No length and no stride is in a compile key: they are annotated, and not specialized on.
-RUNTIME = ["tokens", "sequences", "width", "tiles", "tile_bits", "slots", "steps", "sequence_programs", "owner_count",
-           "train_row", "train_step", "rollout_row", "rollout_step", "new_row", "new_step", "base_row", "base_step",
-           "ref_row", "ref_step", "weights_row", "weights_step", "trains_row", "trains_step", "mask_row", "mask_step",
-           "parts", "part", "sums_before", "maxima_before"]  # fmt: skip
-
-
-@triton.jit(do_not_specialize=RUNTIME)
+@launched
 def gradient_kernel(
-    train_logp: tl.tensor, rollout_logp: tl.tensor, new_logp: tl.tensor, base_logp: tl.tensor, ref_logp: tl.tensor,
-    weights: tl.tensor, trains: tl.tensor, mask: tl.tensor, log_mass: tl.tensor, scales: tl.tensor, chosen: tl.tensor,
-    advantages: tl.tensor, externals: tl.tuple, offsets: tl.tensor, within: tl.tensor, numbers: tl.tensor,
-    spec_numbers: tl.tensor, states: tl.tensor, sequence_weights: tl.tensor, levels: tl.tensor, pulls: tl.tensor,
-    inners: tl.tensor, gradient: tl.tensor, counts: tl.tensor, integers: tl.tensor, floats: tl.tensor, peaks: tl.tensor,
-    token_sums: tl.tensor, token_maxima: tl.tensor, counter: tl.tensor, part_counter: tl.tensor, part_sums: tl.tensor,
-    part_maxima: tl.tensor, given: tl.tensor, value: tl.tensor, divisor: tl.tensor, rest: tl.tensor, flags: tl.tensor,
-    before: tl.tensor, statistics: tl.tensor,
+    train_logp, rollout_logp, new_logp, base_logp, ref_logp, weights, trains, mask, log_mass, scales, chosen,
+    advantages, externals: tl.tuple, offsets, within, numbers, spec_numbers, states, sequence_weights, levels, pulls,
+    inners, gradient, counts, integers, floats, peaks, token_sums, token_maxima, counter, part_counter, part_sums,
+    part_maxima, given, value, divisor, rest, flags, before, statistics,
     tokens: tl.int64, sequences: tl.int64, width: tl.int64, tiles: tl.int64, tile_bits: tl.int32, slots: tl.int64,
     steps: tl.int32, sequence_programs: tl.int32, owner_count: tl.int64, train_row: tl.int64, train_step: tl.int64,
     rollout_row: tl.int64, rollout_step: tl.int64, new_row: tl.int64, new_step: tl.int64, base_row: tl.int64,
@@ -607,10 +588,7 @@ def gradient_kernel(
 
 
 @triton.jit
-def scale_step(
-    gradient: tl.tensor, scaled: tl.tensor, inners: tl.tensor, factor: tl.tensor, walk: Walk, PLAN: tl.constexpr,
-    TILING: tl.constexpr,
-) -> None:  # fmt: skip
+def scale_step(gradient, scaled, inners, factor, walk: Walk, PLAN: tl.constexpr, TILING: tl.constexpr) -> None:
     """Scale a step of the gradient."""
     tile, first = walk.tile, walk.first
     whole = first + TILING.step <= tile.length
@@ -626,10 +604,9 @@ def scale_step(
         store_step(contiguous(scaled, walk.extents), x * factor, tile, first, PLAN, TILING, False)
 
 
-@triton.jit(do_not_specialize=["tokens", "sequences", "width", "tiles", "tile_bits", "steps"])
+@launched
 def scale_kernel(
-    gradient: tl.tensor, inners: tl.tensor, upstream: tl.tensor, rest: tl.tensor, offsets: tl.tensor,
-    flags: tl.tensor, scaled: tl.tensor,
+    gradient, inners, upstream, rest, offsets, flags, scaled,
     tokens: tl.int64, sequences: tl.int64, width: tl.int64, tiles: tl.int64, tile_bits: tl.int32, steps: tl.int32,
     PLAN: tl.constexpr, TILING: tl.constexpr,
 ) -> None:  # fmt: skip

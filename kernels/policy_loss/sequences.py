@@ -36,7 +36,7 @@ from ..partials import (
     rows_left,
     sum_of_rows,
 )
-from ..tiles import Extents, Span, edge
+from ..tiles import Extents, Span, edge, launched
 from ..tokens import at, exponential, has, limited, number, real, size, thresholds
 from .formulas import clipped
 from .plan import LossPlan
@@ -50,9 +50,7 @@ def counted_as(plan: LossPlan) -> str:
 
 
 @triton.jit
-def pull_of(
-    totals: UnitTotals, level: tl.tensor, n: tl.tensor, numbers: tl.tuple, PLAN: tl.constexpr
-) -> tl.tensor:  # fmt: skip
+def pull_of(totals: UnitTotals, level, n, numbers: tl.tuple, PLAN: tl.constexpr):
     """Compute the derivative of a sequence's loss by each of its log-probs: [SEQUENCES]. GMPO's is the loss too."""
     length = tl.maximum(n, 1).to(tl.float64)
     if PLAN.surrogate == "GMPO":
@@ -73,7 +71,7 @@ def pull_of(
 
 
 @triton.jit
-def inner_of(valid: tl.tensor, n: tl.tensor, PLAN: tl.constexpr) -> tl.tensor:
+def inner_of(valid, n, PLAN: tl.constexpr):
     """Compute the factor of each sequence's loss where that is divided by its own length: [SEQUENCES] float64."""
     length = n if PLAN.over == "kept" else valid
     return 1.0 / tl.maximum(length, 1).to(tl.float64)
@@ -81,9 +79,8 @@ def inner_of(valid: tl.tensor, n: tl.tensor, PLAN: tl.constexpr) -> tl.tensor:
 
 @triton.jit
 def store_sequences(
-    tables: SlotTables, inners: tl.tensor, sums: tl.tensor, offsets: tl.tensor, extents: Extents, slots: tl.tensor,
-    PLAN: tl.constexpr, SHAPE: tl.constexpr,
-) -> None:  # fmt: skip
+    tables: SlotTables, inners, sums, offsets, extents: Extents, slots, PLAN: tl.constexpr, SHAPE: tl.constexpr
+) -> None:
     """Compute for SHAPE.sequences sequences the factors of their gradients, and their share of the statistics."""
     owner = tl.program_id(0).to(tl.int64) * SHAPE.sequences + tl.arange(0, SHAPE.sequences)
     sequence, first_slot, slot_count = slots_of(offsets, owner, extents, PLAN)
@@ -103,9 +100,8 @@ def store_sequences(
 
 @triton.jit
 def prepare_sequences(
-    tables: SlotTables, levels: tl.tensor, pulls: tl.tensor, inners: tl.tensor, token_sums: tl.tensor,
-    offsets: tl.tensor, within: tl.tensor, span: Span, extents: Extents, sequences: tl.tensor, slots: tl.tensor,
-    numbers: tl.tuple, PLAN: tl.constexpr, SHAPE: tl.constexpr,
+    tables: SlotTables, levels, pulls, inners, token_sums, offsets, within, span: Span, extents: Extents, sequences,
+    slots, numbers: tl.tuple, PLAN: tl.constexpr, SHAPE: tl.constexpr,
 ) -> None:  # fmt: skip
     """Compute what the tokens of this tile need of their sequences, or turns, from the slots that the first pass left.
 
@@ -157,7 +153,7 @@ def prepare_sequences(
 
 
 @triton.jit
-def sum_named(name: tl.constexpr, of_tokens: tl.tensor, of_sequences: tl.tensor, PLAN: tl.constexpr) -> tl.tensor:
+def sum_named(name: tl.constexpr, of_tokens, of_sequences, PLAN: tl.constexpr):
     """Return a sum of tokens or of sequences; 0 where the plan has none of this name."""
     if has(PLAN, "token_sums", name):
         return entry(of_tokens, at(PLAN, "token_sums", name))
@@ -168,9 +164,7 @@ def sum_named(name: tl.constexpr, of_tokens: tl.tensor, of_sequences: tl.tensor,
 
 
 @triton.jit
-def assumed_divisor(
-    given: tl.tensor, offsets: tl.tensor, extents: Extents, numbers: tl.tuple, PLAN: tl.constexpr
-) -> tl.tensor:  # fmt: skip
+def assumed_divisor(given, offsets, extents: Extents, numbers: tl.tuple, PLAN: tl.constexpr):
     """Compute what the gradient is written over, float64: the divisor itself, unless tokens or rows do not count."""
     count = tl.full((), 1.0, tl.float64)
     if PLAN.assumes == "given":
@@ -191,9 +185,8 @@ def assumed_divisor(
 
 @triton.jit
 def put_value(
-    value: tl.tensor, divisor: tl.tensor, rest: tl.tensor, total: tl.tensor, counted: tl.tensor, given: tl.tensor,
-    offsets: tl.tensor, extents: Extents, numbers: tl.tuple, PLAN: tl.constexpr,
-) -> None:  # fmt: skip
+    value, divisor, rest, total, counted, given, offsets, extents: Extents, numbers: tl.tuple, PLAN: tl.constexpr
+) -> None:
     """Divide the sum of the loss, by what is counted, or given: store the value, its divisor, and `rest`."""
     count = counted
     if PLAN.over is None:
@@ -210,10 +203,8 @@ def put_value(
 
 @triton.jit
 def finish(
-    sequence_sums: tl.tensor, part_sums: tl.tensor, part_maxima: tl.tensor, given: tl.tensor, value: tl.tensor,
-    divisor: tl.tensor, rest: tl.tensor, before: tl.tensor, statistics: tl.tensor, sums_before: tl.tensor,
-    maxima_before: tl.tensor, sequence_programs: tl.tensor, parts: tl.tensor, offsets: tl.tensor, extents: Extents,
-    numbers: tl.tuple, PLAN: tl.constexpr,
+    sequence_sums, part_sums, part_maxima, given, value, divisor, rest, before, statistics, sums_before, maxima_before,
+    sequence_programs, parts, offsets, extents: Extents, numbers: tl.tuple, PLAN: tl.constexpr,
 ) -> None:  # fmt: skip
     """Add up the rows of all programs, in the last one: the value, its divisor, the statistics behind those before.
 
@@ -239,17 +230,10 @@ def finish(
     put_all(statistics + maxima_before, found, size(PLAN, "maxima"))
 
 
-@triton.jit(
-    do_not_specialize=[
-        "tokens", "sequences", "width", "tiles", "tile_bits", "slots", "token_programs", "sequence_programs", "parts",
-        "part", "sums_before", "maxima_before",
-    ]
-)  # fmt: skip
+@launched
 def sequences_kernel(
-    numbers: tl.tensor, offsets: tl.tensor, counts: tl.tensor, floats: tl.tensor, inners: tl.tensor,
-    sequence_sums: tl.tensor, token_sums: tl.tensor, token_maxima: tl.tensor, part_sums: tl.tensor,
-    part_maxima: tl.tensor, counter: tl.tensor, given: tl.tensor, value: tl.tensor, divisor: tl.tensor,
-    rest: tl.tensor, before: tl.tensor, statistics: tl.tensor,
+    numbers, offsets, counts, floats, inners, sequence_sums, token_sums, token_maxima, part_sums, part_maxima, counter,
+    given, value, divisor, rest, before, statistics,
     tokens: tl.int64, sequences: tl.int64, width: tl.int64, tiles: tl.int64, tile_bits: tl.int32, slots: tl.int64,
     token_programs: tl.int32, sequence_programs: tl.int32, parts: tl.int32, part: tl.int32, sums_before: tl.int32,
     maxima_before: tl.int32,

@@ -171,8 +171,8 @@ def test_a_gradient_does_not_hang_on_what_is_packed_around_it(name, device):
     with shaped(NARROW):
         together = kernels.run(on(given, device), wanted)
         again = kernels.run(on(given, device), wanted)
-    for one, other in zip(together, again, strict=True):
-        assert one is other is None or torch.equal(bits(one), bits(other))
+    for one, other in zip(*(filter(torch.is_tensor, x) for x in (together, again)), strict=True):
+        assert torch.equal(bits(one), bits(other))
     for s, shapes in ((0, MIDDLE), (2, REAL), (4, WIDE)):
         alone, start, end = cut_out(given, s)
         with shaped(shapes):
@@ -194,8 +194,8 @@ def test_garbage_behind_the_masks(name, device):
             found.append(kernels.run(on(given, device), variant.objective))
         assert not found[-1].gradient.cpu()[given.mask == 0].any()
     for other in found[1:]:
-        for a, b in zip(found[0], other, strict=True):
-            assert a is b is None or torch.equal(bits(a), bits(b))
+        for a, b in zip(*(filter(torch.is_tensor, x) for x in (found[0], other)), strict=True):
+            assert torch.equal(bits(a), bits(b))
 
 
 @pytest.mark.parametrize("nonfinite", ["neutral", "propagate"])
