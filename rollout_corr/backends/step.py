@@ -1,6 +1,6 @@
 """A whole step, correction and policy loss together: when the kernels can, and what it gives.
 
-One pass over the tokens corrects and computes the loss. Where sequences are decided about first (`StepUse.settles`), a
+One pass over the tokens corrects and computes the loss. Where sequences are decided about first (`InStep.settles`), a
 pass that reads the two log-probs of the correction comes before it.
 """
 
