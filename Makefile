@@ -58,7 +58,7 @@ PEERS ?=
 PIP = python -m pip install --disable-pip-version-check --quiet --no-compile
 SOURCES = setup.py pyproject.toml $(CONSTRAINTS)
 # A worker that has run out of tests takes some of another's, so that a long file does not end on one core.
-PARALLEL = --numprocesses $(WORKERS) --dist worksteal
+PARALLEL = --numprocesses $(WORKERS) --dist worksteal --durations 10 --durations-min 3
 QUICK = tests/specs tests/definition tests/kernels/test_random_calls.py tests/package/test_layers.py
 
 # verl asks for a dozen packages that its correction never imports, and for older versions of others. So the peers

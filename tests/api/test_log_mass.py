@@ -1,4 +1,4 @@
-"""The mass that truncated sampling kept: `log_mass` and `renormalized` in `correct` and `policy_loss`."""
+"""The mass that truncated sampling kept, in `correct` and `policy_loss`; random calls have it before the oracles."""
 
 from __future__ import annotations
 
@@ -9,15 +9,13 @@ import pytest
 import torch
 
 import rollout_corr as rc
-from builders.batches import LAYOUTS, check, lay_out, random_sequences, spoil
+from builders.batches import check, lay_out, random_sequences, spoil
 from builders.calls import bundled, bundled_loss
 from builders.kernel_cases import INTERPRETED
 from builders.kernel_cases import check as check_kernels
 from builders.rounding import assert_near, near
 from builders.same_bits import assert_same_results, outcome
 from builders.split_cases import lockstep
-from oracles import loss as loss_oracle
-from rollout_corr.specs.terms import Objective
 
 pytestmark = INTERPRETED
 
@@ -45,26 +43,11 @@ def broken(seed, renormalized, lengths=(5, 1, 7, 0, 4, 6)):
 # --- correct ---
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("side", SIDES)
-def test_the_oracle_in_every_layout(layout, side):
-    number = LAYOUTS.index(layout)
-    for i, spec in enumerate(SPECS.values()):
-        check(broken(number + i, side), spec, layout, whole=number % 2 == i % 2)
-
-
-@pytest.mark.parametrize(("dtype", "side"), [(torch.float32, "train"), (torch.bfloat16, "rollout")])
-def test_low_precision(dtype, side):
-    """Both are upcast before the subtraction."""
-    for seed, spec in enumerate(SPECS.values()):
-        sequences = random_sequences(seed, renormalized=side)
-        check(sequences, spec, dtype=dtype)
-
-
-@pytest.mark.parametrize("name", SPECS)
-def test_the_kernels(name, device):
-    side, layout = ("train", "packed_gaps") if name in ("token", "neutral") else ("rollout", "padded_strided")
-    check_kernels(broken(3, side), SPECS[name], layout, device)
+@pytest.mark.parametrize(("number", "name"), list(enumerate(SPECS)))
+def test_a_broken_mass_before_the_oracle(number, name, device):
+    for side in SIDES:
+        check(broken(number, side), SPECS[name], ("packed", "padded_left")[number % 2], whole=number > 1)
+    check_kernels(broken(3, SIDES[number % 2]), SPECS[name], ("packed_gaps", "padded_strided")[number % 2], device)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
@@ -134,29 +117,6 @@ def loss_of(laid, surrogate, old=False, ref=False, **others):
     )
     found.value.backward()
     return found, new.grad
-
-
-@pytest.mark.parametrize(("name", "side"), list(zip(SURROGATES, SIDES * 3, strict=True)))
-def test_the_oracle_of_the_loss_in_bypass_mode(name, side):
-    sequences = random_sequences(7, renormalized=side, external=False)
-    for q in sequences:  # Away from log-probs of 0, whose loss would look like that of a token that DPPO masks.
-        q.train = [x - 0.05 for x in q.train]
-    laid = lay_out(sequences, "padded_right")
-    found, slope = loss_of(laid, SURROGATES[name], ref=True)
-    rows = [
-        loss_oracle.Sequence(
-            q.train, q.mask, a, rollout=q.rollout, ref=[x - 0.2 for x in q.rollout], mass=q.mass, renormalized=side
-        )
-        for q, a in zip(sequences, ADVANTAGES.tolist(), strict=True)
-    ]
-    objective = Objective(SURROGATES[name], rc.KL("k3", 0.1, weight="ratio"))
-    assert found.value.item() == near(loss_oracle.value(objective, rows))
-    wanted = loss_oracle.gradient(objective, rows)
-    for got, row in zip(laid.read(slope), wanted, strict=True):
-        assert got == near(row, torch.float32)
-    metrics = found.metrics()
-    for key, value in loss_oracle.metrics(objective, rows).items():
-        assert metrics[key] == near(value), key
 
 
 @pytest.mark.parametrize("surrogate", [rc.GPG(), rc.Score(), rc.TOPR(), rc.SAPO(gate="stopped")], ids=repr)

@@ -30,7 +30,7 @@ def random_spec(
             return spec
 
 
-def turns_alone(seed: int, versions: bool = True):
+def turns_alone(seed: int):
     """A batch, its turns and a Spec of tokens, turns and sequences."""
     rng = random.Random(seed)
     lengths = [rng.choice((0, 1, 2, 4, 9, 17)) for _ in range(rng.randint(0, 6))]
@@ -42,5 +42,5 @@ def turns_alone(seed: int, versions: bool = True):
     # As many offsets as packed tokens, or as those between gaps, could be ids.
     while batch and 1 + sum(len(q.turns) for q in batch) in (sum(map(len, batch)), sum(map(len, batch)) + 5):
         batch[-1].turns.append(0)
-    spec = random_spec(rng, ("turn", "turn", "token", "sequence"), versions=versions)
+    spec = random_spec(rng, ("turn", "turn", "token", "sequence"))
     return batch, [q.turns for q in batch], replace(spec, turns=True)

@@ -1,4 +1,4 @@
-"""The kernels on turns: against the definition and the oracle in loops, in every layout, with offsets of all kinds."""
+"""The kernels on turns, beside plain torch: offsets of all kinds, tiles, losses. Loops judge them in test_random_calls.py."""
 
 from __future__ import annotations
 
@@ -27,9 +27,6 @@ from builders.kernel_cases import (
 from builders.loss_cases import COUNTED, MEANS
 from builders.rounding import all_near, assert_near, is_near
 from builders.turns import loss_of, offsets_of, random_turns, specs_over
-from builders.unit_cases import turns_alone
-from oracles import correction as oracle
-from oracles import metrics as oracle_metrics
 from rollout_corr.backends import operators
 from rollout_corr.backends import turns as reading
 
@@ -53,23 +50,6 @@ def assert_like(out, reference, case=""):
     """Require the reference's decisions about turns too."""
     assert_like_reference(out, reference, case)
     assert out.keep_turns.cpu().equal(reference.keep_turns), case
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_random_specs_in_every_layout(layout, device):
-    """Weights, masks, verdicts and metrics, with criteria over tokens, turns and sequences of which all drop."""
-    seed = LAYOUTS.index(layout) % 3
-    batch, turns, spec = turns_alone(1000 + 10 * LAYOUTS.index(layout) + seed, versions=False)
-    laid = lay_out(batch, layout, torch.float64 if seed == 2 else torch.float32)
-    offsets = offsets_of(laid, turns)
-    out, case = by_kernels(laid, spec, device, SHAPES[seed], seed, turns=offsets), f"{layout} {seed} {spec!r}"
-    assert_like(out, laid.correct(spec, turns=offsets), case)
-    if seed == 2:
-        expected = oracle.correct(batch, spec)
-        assert out.keep_turns.tolist() == [x for row in expected.keep_turns for x in row], case
-        found = out.metrics()
-        for key, value in oracle_metrics.of_turns(expected, spec).items():
-            assert is_near(found[key], value), f"{key}: {case}"
 
 
 @pytest.mark.parametrize("number", [3, 4])
