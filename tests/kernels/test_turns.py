@@ -1,4 +1,7 @@
-"""The kernels on turns, beside plain torch: offsets of all kinds, tiles, losses. Loops judge them in test_random_calls.py."""
+"""The kernels on turns, beside plain torch: offsets of all kinds, tiles, losses.
+
+Loops judge them in test_random_calls.py.
+"""
 
 from __future__ import annotations
 
