@@ -144,6 +144,7 @@ def test_the_rewards_in_readme_are_the_committed_ones(results):
     gains = [a - b for a, b in zip(end["token truncation"], end["uncorrected"], strict=True)]
     told = [rewards[arm] for arm in ("no mismatch", "uncorrected", "before RL", "token truncation")]
     told += [statistics.fmean(gains), results.p_value(gains)]
+    told.append(rewards["TIS + suggest"])
     short = ends_of(results, published("mismatch_rl"))
     told += [statistics.fmean(short[arm]) for arm in ("TIS + suggest", "token truncation", "uncorrected")]
     part = (ROOT / "README.md").read_text(encoding="utf-8").partition("## What it does to a run")[2]
@@ -172,8 +173,14 @@ def test_the_rewards_in_readme_are_the_committed_ones(results):
         (
             "engine_rl",
             "results",
-            [("start", "uncorrected"), ("token truncation", "uncorrected"), ("no mismatch", "uncorrected")],
-            [("no mismatch", "token truncation"), ("suggested rejection", "uncorrected")],
+            [
+                ("start", "uncorrected"),
+                *((arm, "uncorrected") for arm in ("token truncation", "TIS + suggest", "no mismatch")),
+            ],
+            [
+                *itertools.combinations(("no mismatch", "token truncation", "TIS + suggest"), 2),
+                ("suggested rejection", "uncorrected"),
+            ],
         ),
         (
             "engine_rl",
