@@ -190,10 +190,12 @@ def selects(criterion, sequence, token, t):
 
 
 def selects_unit(criterion, sequence, row, places, chosen):
-    """Whether `when` selects a turn or sequence: by the mean advantage of its valid tokens, or by a token of it."""
+    """Whether `when` selects a turn or sequence: by the mean of its finite advantages, or by a token of it."""
     if criterion.drop == "token" or criterion.when in ("any", "outward"):
         return any(chosen[t] for t in places)
     valid = [sequence.advantage(t) for t in places if row[t] is not None]
+    if isinstance(sequence.advantages, list):
+        valid = [a for a in valid if math.isfinite(a)]
     mean = add(valid) / len(valid) if valid else NAN
     return mean < 0 if criterion.when == "negative_advantage" else mean > 0
 
