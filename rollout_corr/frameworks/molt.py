@@ -19,7 +19,7 @@ from ..specs.validate import number
 from .openrlhf.config import ADVANTAGE, ESTIMATORS
 from .shared.preset import HIGH, LEVELS, LOW, presets
 from .shared.recipe import BOTH, DECOUPLED, GLOBAL, SAME_AS_PPO, Named, Recipe, as_wide, named_recipe, of_presets
-from .shared.settings import Given, Setting, flags_in, maybe, refused, unchecked, under, word
+from .shared.settings import Given, Setting, flags_in, maybe, or_null, refused, unchecked, under, word
 
 LIMIT = 30.0
 MODES = ("mask", "clip", "trunc")
@@ -87,20 +87,21 @@ named_recipe("molt.cispo", Named(_cispo, eps_clip_low_high=(0.2, 1.2)), DECOUPLE
 # --- the flags ---
 
 
-def _threshold(name: str, value: Sequence[object]) -> Sequence[object]:
-    if len(value) != 2:
-        raise refused(name, f"expected LOW HIGH, got {list(value)}")
+def _pair(name: str, value: object) -> Sequence[object]:
+    if not isinstance(value, Sequence) or len(value) != 2:
+        got = list(value) if isinstance(value, tuple) else value
+        raise refused(name, f"expected LOW HIGH, got {got!r}")
     return value
 
 
 IS: dict[str, Any] = {
     f"{ADVANTAGE}is_correction_level": word("off", ("off", *TESTED)),
     f"{ADVANTAGE}is_correction_mode": word("mask", MODES),
-    f"{ADVANTAGE}is_correction_threshold": Setting((0.5, 5.0), _threshold),
+    f"{ADVANTAGE}is_correction_threshold": Setting((0.5, 5.0), _pair),
 }
 TABLE: dict[str, Any] = {
     **IS,
-    "actor.eps_clip_low_high": unchecked(None),
+    "actor.eps_clip_low_high": Setting(None, or_null(_pair)),
     "actor.dual_clip": None,
     "actor.loss_mode": word("ppo", ("ppo", "cispo", "gspo")),
     "algo.kl.use_loss": False,

@@ -332,6 +332,8 @@ RECIPE_REFUSED = {
     "molt": """
 {algo.advantage.is_correction_level: geo, algo.advantage.is_correction_mode: clip} | expected 'mask' with ...'geo'
 {algo.advantage.is_correction_level: token, algo.advantage.is_correction_threshold: [2.0]} | expected LOW HIGH
+{algo.advantage.is_correction_level: token, algo.advantage.is_correction_threshold: 2.0} | expected LOW HIGH, got 2.0
+{actor.eps_clip_low_high: 1.0} | expected LOW HIGH, got 1.0
 {actor: {loss_mode: cispo}} | eps_clip_low_high: expected the highest ratio, at least 1
 {actor: {loss_mode: gspo, dual_clip: 3.0}} | dual_clip: expected None with actor.loss_mode 'gspo'
 """,
