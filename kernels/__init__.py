@@ -1,4 +1,7 @@
-"""The Triton kernels, installed as `rollout_corr.kernels`. One folder for each operation; the files here are shared."""
+"""The Triton kernels, installed as `rollout_corr.kernels`. One folder for each operation; the files here are shared.
+
+In a jitted function whatever has no type is a tensor.
+"""
 
 # A copy on the Hub has the backend and the commit around the name of the package.
 if "rollout_corr" not in __name__.rpartition(".")[0]:
