@@ -75,4 +75,3 @@ _SETTLED = (
 )  # fmt: skip
 
 STEP_VARIANTS = {variant.name: variant for variant in (*_DECLARED, *_SETTLED)}
-SETTLED = tuple(variant.name for variant in _SETTLED)
