@@ -426,6 +426,11 @@ def compare_some(got, wanted, spec, tolerance, case, condition=1.0):
             # A variance from sums is exact to the rounding of the second moment, so its root is not where it is near 0.
             found, value = found**2, value**2
             allowed *= 1.0 + wanted[key.removesuffix("std") + "mean"] ** 2
+        if key.endswith("/mean"):
+            # Of values with both signs, a mean has the rounding of the largest.
+            least, most = (wanted[key.removesuffix("mean") + end] for end in ("min", "max"))
+            if least < 0.0 < most:
+                allowed *= max(1.0, -least, most) / max(1.0, abs(value))
         if key == "prob_correlation":
             allowed *= max(1.0, condition)
         if "ppl" in key and "log" not in key and value > 0.0:

@@ -123,7 +123,8 @@ def is_masked(s, sequence, t, log_probs, x):
         moved = abs(q - p)
     else:
         u, v = max(1 - p, s.eps), max(1 - q, s.eps)
-        moved = p * (log_p - log_q) + u * math.log(u / v)
+        # x is log q - log p, also where a log-prob above 0 saturates its probability.
+        moved = u * math.log(u / v) - p * x
     return (a > 0 and q > p and moved > s.high) or (a < 0 and q < p and moved > s.low)
 
 
