@@ -14,7 +14,7 @@ from pkgutil import get_data
 with warnings.catch_warnings():
     # Where NumPy is not installed, torch says so at its import, and nothing here needs it.
     warnings.filterwarnings("ignore", "Failed to initialize NumPy", UserWarning)
-    import torch as _torch  # noqa: F401
+    import torch as _torch  # noqa: F401 - its first import, under the filter
 
 from .api import correct as _correct  # noqa: F401 - with all that a correction needs
 

@@ -49,7 +49,7 @@ def main() -> None:
     args = parser.parse_args()
     dirty = "_dirty" if git("status", "--porcelain", "--", NAME, "kernels") else ""
     commit = git("rev-parse", "--short=7", "HEAD") + dirty
-    # Versions of the Hub are whole numbers, and 0 is that of what may still change.
+    # Versions of the Hub are whole numbers, and 0 stands for what may still change.
     version = int(re.findall(r'"(\d+)\.', Path(NAME, "_version.py").read_text("utf-8"))[0])
     shutil.rmtree(OUT, ignore_errors=True)
     OUT.mkdir(parents=True)

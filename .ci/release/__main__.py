@@ -55,7 +55,7 @@ def main() -> None:
 
 
 def still_open(changelog: str, version: str) -> list[str]:
-    """Say what keeps the newest section of the changelog from being that of a version, with a date and entries."""
+    """Say why the newest section of the changelog is not the one of this version, with a date and entries."""
     heading, _, entries = changelog.partition("\n## ")[2].partition("\n")
     if not re.fullmatch(re.escape(version) + r" \(\d{4}-\d\d-\d\d\)", heading):
         return [f"CHANGELOG.md: expected the newest heading to be `## {version} (YYYY-MM-DD)`, got `## {heading}`"]

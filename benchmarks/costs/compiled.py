@@ -113,7 +113,7 @@ class Backend:
         )  # fmt: skip
 
     def __call__(self, graph: GraphModule, inputs: list[Tensor]) -> Any:
-        """Compile a graph of the forward pass, and that of the backward pass when it is needed."""
+        """Compile the graph of the forward pass, and the graph of the backward pass when it is needed."""
         return self.compile(graph, inputs)
 
     def _keep(self, graph: GraphModule, _: object) -> Any:

@@ -1,4 +1,4 @@
-"""What a GPU is asked for, by `python -m benchmarks.gpu [headline | kernels | checks NAME ...]` in a checkout.
+"""Measurements on a GPU: `python -m benchmarks.gpu [headline | kernels | checks NAME ...]` in a checkout.
 
 Without a command the benchmark. For each operation of the plan all results are compared with ours, then all contenders
 run in turns. Results are written after every operation, so a run that dies loses at most one.

@@ -1,8 +1,8 @@
 """The headline of a GPU, before anything else may go wrong: `python -m benchmarks.gpu headline --json FILE`.
 
-Device, copy bandwidth, one comparison with the reference, and then for each call its time, one of 16 calls in a CUDA
-graph, which is launched once for all of them; the clock of the multiprocessors right after these; its launches, and
-whether the host waits in it. The file is written after each of them.
+It names the device, measures its copy bandwidth, and compares one result with the reference. Then it measures each
+call: its time; its time in a CUDA graph of 16 calls, which is launched once; the clock of the multiprocessors right
+after; its launches, and whether the host waits. The file is written after each of these.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Turns: `decide` goes through the turns of each sequence, where `read` and `apply` treat turns as sequences.
 
 Slots are of turns, and the slots of a sequence's turns lie side by side, so what a sequence needs is a sum over a
-stretch of slots, exact as any. A thread has a sequence, and walks along its turns once; before that a second time where
-a turn can reject its sequence. A kernel with a turn in each thread, and a second one over sequences, would be a launch
-more: whether a sequence stays depends on its turns, and what a turn gets on its sequence.
+stretch of slots, exact as any. A thread has a sequence and walks along its turns: once, or twice where a turn can
+reject its sequence. A kernel with a turn in each thread, and a second one over sequences, would be a launch more:
+whether a sequence stays depends on its turns, and what a turn gets depends on its sequence.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The policy loss over tokens: read every input, write the gradient, add up the statistics.
 
 tiles.py says which tokens a program has, sums.py how they add up. A surrogate whose gradient depends on whole
-sequences takes two passes over the tokens, of which only the last writes; see `LossPlan.phase`.
+sequences takes two passes over the tokens, and only the last writes; see `LossPlan.phase`.
 
 One launch for a pass, and one of `scale` in backward; docs/kernels.md counts what they execute a token. Programs of a
 second pass add up the slots of the sequences in their tile, so no launch stands between the passes.
@@ -363,7 +363,7 @@ class Walk(NamedTuple):
 
 
 class OfUnits(NamedTuple):
-    """Tables by sequence; of the last three entry s - `span.owner` is that of a slot of this tile."""
+    """Tables by sequence; in the last three, sequence s has entry s - `span.owner`, a slot of this tile."""
 
     advantages: tl.tensor
     states: tl.tensor  # what a settled correction has decided, see `correct.units`

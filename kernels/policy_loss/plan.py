@@ -117,7 +117,7 @@ class LossPlan(Tables):
 
     @property
     def total(self) -> str:
-        """The column with the sum of the loss: that of the policy alone, where nothing else is in it."""
+        """The column with the sum of the loss: the one of the policy alone, where nothing else is in it."""
         more = self.kl is not None or self.regularizer is not None or self.has_scales or self.averages
         return "total" if more else "loss_policy"
 

@@ -2,7 +2,7 @@
 
 `gradient` reads every log-prob, the mask and the advantages once, weighs and tests each token, and writes the gradient;
 `close` decides about sequences and finishes. Where a token's gradient depends on what is decided about its sequence,
-`read` and `decide` come first, and `gradient` weighs and tests again. Backward is that of the loss.
+`read` and `decide` come first, and `gradient` weighs and tests again. Backward is the one of the loss.
 """
 
 from __future__ import annotations

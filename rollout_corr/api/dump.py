@@ -31,7 +31,7 @@ RESERVED = ("train_logp", "rollout_logp", "lengths", "step")
 # Columns of a Batch, which its labels and external statistics cannot be called.
 TAKEN = (*RESERVED, "mask", "cu_seqlens", "turns", "versions", "log_mass")
 
-# Columns that a Batch brings: the name of its field by that of the column.
+# Columns that a Batch brings, each with the name of its field.
 OF_BATCH = {
     "turns": "turns", "versions": "versions", "current_version": "versions", "log_mass": "kept_mass",
     "entropy": "entropy", "labels": "labels", "label_names": "labels", "group_index": "groups",

@@ -96,8 +96,8 @@ def early_token_weights(
     """Weigh tokens by the share of the sequence's |A| that lies at and after them, to multiply advantages (IW-OPD).
 
     The weight of a token is 1 + gamma (1 - before / total), where before is the sum of |A| over the valid tokens before
-    it and total that over the sequence, at least eps: 1 + gamma at the first token, and less the more has been said.
-    For on-policy distillation, whose advantages are teacher_logp - rollout_logp.
+    it, and total the sum over the sequence, at least eps: 1 + gamma at the first token, and less the more has been
+    said. For on-policy distillation, whose advantages are teacher_logp - rollout_logp.
 
     Args:
         advantages: Per token, in any layout of `correct`, any floating dtype.

@@ -64,7 +64,7 @@ def warmup(
         aligned: True if all tensors begin at multiples of 16 bytes, as new ones do, and padded rows have a multiple of
             16 tokens; False if never; None: both can be.
         mean_lengths: The smallest and the largest mean length that sequences of a batch can have.
-        threads: That compile side by side; None: as many as there are cores for this process.
+        threads: The number of threads that compile; None: as many as there are cores for this process.
         progress: Say on standard error what has been compiled, with a bar where rich is installed; None: if that is a
             terminal.
 

@@ -88,8 +88,8 @@ class Batch:
         entropy: The entropy of the distribution that each token was drawn from, in nats, same layout, any dtype of
             log-probs, as the heads that give log-probs return it: for metrics, criteria with stat="entropy", the
             entropy bonus of a loss, whose gradient goes there. Each call with it reports its metrics.
-        labels: `Labels` by name, {"environment": rc.Labels(ids, ["math", "code"])}, by which
-            `out.metrics(by="environment")` tells apart. An id without a label is counted, and is not an error. "age"
+        labels: `Labels` by name, {"environment": rc.Labels(ids, ["math", "code"])}, for
+            `out.metrics(by="environment")`. An id without a label is counted, and is not an error. "age"
             without ids makes labels of the ages of `versions`, "advantage" of the signs of the call's `advantages`.
         external: Per-token statistics by name, same layout; needed by criteria with stat="external".
         kept_mass: The mass that truncated sampling (top-k, top-p, min-p) kept, as `KeptMass`. None: sampling was not

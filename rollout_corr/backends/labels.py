@@ -48,7 +48,7 @@ def _labeled(read: Reader, batch: OpenBatch, name: object, names: object, given:
     if not isinstance(given, Tensor) or given.is_nested:
         ids, units = read.per_token_or_sequence(argument, given, INTEGERS)[0], TOKENS
     elif tuple(given.shape) in ((batch.count,), (batch.count, 1)) and not (split and given.shape == read.first.shape):
-        # Before the shape of tokens, which that of whole sequences of one token is too.
+        # Tested before the shape of tokens: sequences of one token each have the same shape.
         ids, units = checked_tensor(argument, given.reshape(-1), INTEGERS), SEQUENCES
         if ids.device != batch.train.device:
             raise ValueError(f"{argument}: expected device {batch.train.device}, got {ids.device}")

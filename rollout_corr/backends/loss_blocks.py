@@ -135,7 +135,7 @@ def _read_on_host(given: Operands) -> Operands:
 def clip(tokens: TokensThatTrain, least: float, most: float, furthest: float) -> TokenLoss | None:
     """PPO's bounded ratio and its cut tokens as floats, where nothing has a graph.
 
-    A CPU compares into floats in half of the time of bools, and products select in a sixth of that of `where`.
+    A CPU compares into floats in half the time of bools, and selects by a product in a sixth of the time of `where`.
     """
     x, advantages = tokens.clamped, tokens.advantages
     if tokens.ends is None or not tokens.multiplies or x.requires_grad:
@@ -185,7 +185,7 @@ def run_whole(task: LossTask) -> LossResult:
 def run_split(task: LossTask) -> LossResult:
     """Run sequences that are split over the ranks of `task.group`; see split.py.
 
-    The value is that of this rank's tokens; its divisor and the gradient are of whole sequences.
+    The value is summed over the tokens of this rank; its divisor and the gradient are of whole sequences.
     """
     sequences, valid = whole.split_sequences_of(task.batch, task.group)
     with torch.no_grad():

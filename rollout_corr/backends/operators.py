@@ -174,7 +174,7 @@ def operands_of(batch: OpenBatch, spec: Spec, ages_of_tokens: bool = False) -> C
 def beyond_kernels(spec: Spec) -> str | None:
     """Say what of a Spec the kernels leave to plain torch; None for nothing.
 
-    In two places they know no D but that of train/rollout: where they count the tokens that a failed sequence drops
+    In two places they know only the D of train/rollout: where they count the tokens that a failed sequence drops
     one by one, and in the metrics of frameworks.
     """
     if spec.has_prefixes:

@@ -89,8 +89,8 @@ def define(
 
     Args:
         name: Its name.
-        operands: A NamedTuple with a field for each operand, in order; no operand are the last ones whose annotations
-            are not in `TYPES`.
+        operands: A NamedTuple with a field for each operand, in order. Its last fields, whose annotations are not in
+            `TYPES`, are no operands.
         results: How many tensors it gives.
         cuda: (operands) -> results, and with `encoded` (operands, decoded).
         cpu: Likewise.

@@ -99,7 +99,7 @@ def read_turns(read: Reader, batch: OpenBatch, given: object, validate: bool, sp
             raise ValueError(f"turns: expected offsets, ids or 'runs', got {shown(turns)}")
         begins = _begins_of_runs(batch)
     else:
-        # No other shape than that of offsets can be both: a padded or a nested tensor is ids.
+        # Only a 1-D tensor may be offsets or ids: a padded or a nested tensor is ids.
         row = turns if isinstance(turns, Tensor) and turns.dim() == 1 and turns.dtype in OFFSETS else None
         if row is not None and reads and _could_be_offsets(row, batch):
             raise ValueError(

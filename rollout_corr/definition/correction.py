@@ -16,7 +16,7 @@ Per-sequence quantities are float64. Nothing is multiplied by a mask: what does 
 so that NaN behind a mask stays there. No value is read on the host: the definition runs on every device without a wait,
 and a compiler can follow it. What a backend has read comes in as data.
 
-Shapes: a tensor "per token" is [N] (packed) or [B, T] (padded); S is the number of sequences, U that of turns. A
+Shapes: a tensor "per token" is [N] (packed) or [B, T] (padded); S is the number of sequences, U the number of turns. A
 *unit* of a weight or criterion that is not over tokens is a turn or a sequence, whose sums are [U] or [S].
 """
 

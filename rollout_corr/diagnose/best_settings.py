@@ -21,7 +21,7 @@ MOST, LEAST = 5, 0.5
 EQUAL = 0.01
 # Standard errors between kept and rejected sequences that chance hardly makes.
 SELECTED_ERRORS = 4.0
-# A batch of at most so many times the sequences is looked at, to say from where on a setting pays.
+# The largest batch, in multiples of the given one, for which a setting is said to pay.
 MOST_LARGER = 1024
 
 

@@ -66,7 +66,7 @@ def _gspo(sides: tuple[float, float]) -> Surrogate:
 
 
 def _cispo(sides: tuple[float, float]) -> Surrogate:
-    """The score function: the second bound is that of the ratio itself, and at least 1, as molt demands."""
+    """The score function: the second number bounds the ratio itself, and is at least 1, as molt demands."""
     high = number("eps_clip_low_high", sides[1])
     if high < 1.0:
         why = f"expected the highest ratio, at least 1, with cispo, got {high!r}"

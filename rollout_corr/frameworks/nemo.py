@@ -78,7 +78,7 @@ def _level_mean(token_level_loss: bool) -> Mean:
 
 
 def _kl(coefficient: float, log_clamp: float | None = 20.0, value_clamp: float | None = 10.0) -> KL | None:
-    """NeMo's k3: it is multiplied by a 1 that has the gradient of the log-prob, which makes that of k2."""
+    """NeMo's k3: a factor that is 1 and has the gradient of the log-prob gives it the gradient of k2."""
     if coefficient == 0.0:
         return None
     # Without a clamp of its own it has the widest that there is.

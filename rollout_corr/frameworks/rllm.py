@@ -57,7 +57,7 @@ named_recipe(
 # --- the configuration ---
 
 MODES = ("token", "sequence")
-# The default of its reader; that of the class RolloutCorrectionConfig is 5.0.
+# The default of its reader; the class RolloutCorrectionConfig has 5.0.
 TABLE: dict[str, Any] = {
     "tis_mode": word(None, MODES),
     "bypass_mode": False,

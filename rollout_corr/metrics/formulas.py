@@ -99,7 +99,7 @@ def _fraction(x: float) -> float:
 
 
 def variance_of_weight(total: float, squares: float, around_one: float, n: float) -> float:
-    """The variance of a weight, from its sum, that of its squares, and that of its squares around 1.
+    """The variance of a weight, from the sums of the weight, of its squares, and of its squares around 1.
 
     Where policies drifted apart all weights may lie next to 0, and sums around 1 cancel, as plain ones do next to 1.
     Rounding may leave the variance below 0.
@@ -149,7 +149,7 @@ def _correlation(p: float, q: float, p2: float, q2: float, pq: float, n: float) 
 
 
 def _percentile_of_weights(v: Values, low: float, high: float, percent: float) -> float:
-    """Interpolate a percentile of the logarithms of weights, of which the ends are known."""
+    """Interpolate a percentile of the logarithms of weights, between their known ends."""
     return interpolated([v[name] for name in HISTOGRAM_OF_WEIGHTS], 0.0, (low, high), percent)
 
 

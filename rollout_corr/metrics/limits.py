@@ -81,8 +81,8 @@ ENTROPY_ERRORS, ENTROPY_MARGIN, ENTROPY_SELECTED = 8.0, 0.05, 1.5
 # Beyond so many, and this part, they were sampled elsewhere or selected: which of both, only the reader knows.
 ENTROPY_WATCH, ENTROPY_ROUNDED = 5.0, 0.005
 
-# Rejection prefers short answers where the geometric mean length of what it keeps is less than this share of that of
-# what it rejects, and the lengths' logarithms are so many standard errors apart.
+# Rejection prefers short answers where the geometric mean length of kept sequences is less than this share of the mean
+# length of rejected ones, and the lengths' logarithms are so many standard errors apart.
 SHORTER, SHORTER_ERRORS = 0.8, 5.0
 
 # What else makes k3 large.
@@ -225,7 +225,7 @@ def sampler_error(squares: float, cross: float, lengths: float, gap: float, toke
 
     Args:
         squares, cross, lengths: Sums over sequences of e^2, n e and n^2, where e is the sum over n tokens.
-        gap: The mean, the sum of e over that of n.
+        gap: The mean: the sum of e divided by the sum of n.
         tokens: The sum of n.
     """
     return math.sqrt(max(0.0, squares - 2.0 * gap * cross + gap * gap * lengths)) / max(1.0, tokens)

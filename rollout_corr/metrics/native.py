@@ -67,7 +67,7 @@ ALWAYS = [
     Metric("tokens_outside", "valid tokens that belong to no sequence", "tokens", EACH, healthy("tokens_outside"),
            plain("tokens_outside")),
     Metric("sequences_padded", "rows of a padded batch without a mask that begin or end with 8 tokens (at most a "
-           "quarter of the row) of which all log-probs of both sides are one number, such as 0", "sequences", EACH, "0",
+           "quarter of the row) whose log-probs are all one number on both sides, such as 0", "sequences", EACH, "0",
            plain("sequences_padded")),
     Metric("tokens_nonfinite", "valid tokens whose D is NaN or infinite", "tokens", EACH, healthy("tokens_nonfinite"),
            plain("tokens_nonfinite")),

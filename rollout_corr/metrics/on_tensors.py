@@ -110,7 +110,7 @@ def read(labels: LabelSet, spec: Spec, table: Tensor, dashboard: bool = False) -
         (dashboard_of if dashboard else metrics_of)(spec, labels.units),
     )
     metrics = torch.stack([_of_labels(row, held) for row in rows])
-    # The last label is that of units without one.
+    # The last column is for units without a label.
     by_label = dict(zip(keys_of(labels, rows), metrics[:, :-1].T.reshape(-1).tolist(), strict=True))
     if dashboard:
         return by_label

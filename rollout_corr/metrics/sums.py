@@ -232,8 +232,8 @@ def by_weight(f: Findings, by: Sums) -> tuple[Reducer, Tensor | None]:
 def sum_of_weight(field: str, excess: str) -> OfTokens:
     """The formula of the sum of a field of `Weighing` over tokens; `excess` is the field less 1.
 
-    The sum is of what the squares are of, or the variance of equal weights would be what rounding leaves between the
-    two: of squares around 1 from 1/2 on, of plain squares below.
+    The variance takes squares of `excess` where the mean is 1/2 or more, else of the field. This sum takes the same
+    numbers: otherwise the variance of equal weights would be the rounding between the two, and not 0.
     """
 
     def formula(f: Findings, by: Sums) -> tuple[Number]:

@@ -191,5 +191,4 @@ class REAL(Surrogate):
         )
 
 
-# There are kernels for those that choose tokens.
 OF_BATCH: tuple[type[Surrogate], ...] = (ClipCov, KLCov, REAL)

@@ -295,7 +295,7 @@ class Bounded(Checked):
     def _check_bounds(self, owner: Owner, fixed: str, **kind: bool) -> None:
         """Check the bounds, numbers of this kind as `validate.bounds` does, and what changes them.
 
-        `fixed` is the argument because of which the batch can decide none; empty: it can.
+        `fixed` is the argument that rules out bounds that the batch decides; empty: nothing does.
         """
         if self.growth is not None:
             choice(f"{owner}.growth", self.growth, GROWTH)

@@ -148,7 +148,7 @@ def keywords_of_short_form(**meant: str) -> Callable[[Function], Function]:
 
 
 def _checking(function: Function, owner: str, meant: Mapping[str, str], bound: int) -> Function:
-    """Wrap a function, the first parameters of which are bound: no caller names them."""
+    """Wrap a function whose first `bound` parameters no caller names."""
     parameters = [*inspect.signature(function).parameters.values()][bound:]
     names = tuple(parameter.name for parameter in parameters)
     by_keyword = all(parameter.kind is parameter.KEYWORD_ONLY for parameter in parameters)

@@ -259,7 +259,7 @@ def no_spec(value: object, wanted: str = "a Spec") -> TypeError:
     """Make the error for what is no Spec, with the call that makes one of it."""
     hint = ""
     if isinstance(value, str):
-        hint = f" {value!r}; a name becomes one by rc.spec({value!r})"
+        hint = f" {value!r}; rc.spec({value!r}) makes one of a name"
     elif isinstance(value, Mapping):
         hint = "; a framework's settings become one by rc.spec(framework, settings), plain data by Spec.from_dict"
     elif isinstance(value, (Weight, Criterion)):

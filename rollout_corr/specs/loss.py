@@ -134,7 +134,7 @@ def no_loss(value: object) -> TypeError:
     elif hasattr(value, "spec") and hasattr(value, "loss"):
         hint = "; of a recipe pass its .loss, and its .spec as spec="
     elif isinstance(value, Mapping):
-        hint = "; plain data becomes one by rc.Loss.from_dict"
+        hint = "; rc.Loss.from_dict makes one of plain data"
     return TypeError(f"loss: expected a rollout_corr.Loss, got {kind}{hint}")
 
 

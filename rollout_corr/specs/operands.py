@@ -99,7 +99,7 @@ class LossResult(NamedTuple):
     inners: Tensor | None  # [S], by which each sequence's gradient is still to be multiplied; None or empty for nothing
     divisor: Tensor  # 0-d float64
     rest: Tensor  # 0-d float64, what the gradient is still to be divided by
-    statistics: Tensor  # sums and maxima, float64; of a step the correction's before the loss's in both
+    statistics: Tensor  # sums and maxima, float64; in a step each begins with the correction's
     by_kernels: bool = False  # the kernels made it, and scale the gradient in backward
     joined: bool = False  # the statistics hold those of `LossTask.before` too
     flags: Tensor | None = None  # of each step of padded rows with a mask: a token is valid, or its gradient is 0

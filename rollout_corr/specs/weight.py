@@ -213,7 +213,7 @@ class Weight(Bounded):
 
     @property
     def is_token_ratio(self) -> bool:
-        """True if its ratio is that of each token by itself, which statistics of D have too."""
+        """True if its ratio is exp(D) of each token by itself, which statistics of D have too."""
         return self.over == "token" and self.token_clamp is None
 
     @property

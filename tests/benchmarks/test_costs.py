@@ -246,7 +246,7 @@ def test_the_picture_shows_the_counts_of_today():
     assert picture.picture(STEPS) == picture.PICTURE.read_text(encoding="utf-8"), again
 
 
-# A Spec and a Loss of which `two_calls` says why, and the words for it on the page.
+# A Spec and a Loss that need two calls, what `two_calls` says of them, and the words for it on the page.
 TWO_CALLS = [
     (rc.Spec(detail="full"), rc.Loss(), '`detail="full"`'),
     (rc.Spec(report=("verl",)), rc.Loss(), "`report`"),

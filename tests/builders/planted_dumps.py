@@ -229,11 +229,14 @@ def siblings(seed: int) -> dict[str, Tensor]:
 
 def retokenized(seed: int, tokens: int, harder: float | None = None, first: bool = False) -> dict[str, Tensor]:
     """Make turns of 30 tokens, with 10 of a tool between them, whose first tokens the trainer reads as others."""
-    start_of = lambda position: (position % 40 < 3) & (position >= 40)  # noqa: E731
-    certainty = None
-    if harder is not None:
-        certainty = lambda position, owner: torch.where(start_of(position), harder, 5.0)  # noqa: E731
-    model = Model(seed, certainty=certainty)
+
+    def start_of(position: Tensor) -> Tensor:
+        return (position % 40 < 3) & (position >= 40)
+
+    def certainty(position: Tensor, _: Tensor) -> Tensor:
+        return torch.where(start_of(position), harder, 5.0)
+
+    model = Model(seed, certainty=None if harder is None else certainty)
     columns = model.healthy(mask=model.position % 40 < 30)
     begin = (model.position % 40 < tokens) & ((model.position >= 40) | first)
     if first:

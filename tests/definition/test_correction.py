@@ -1,4 +1,4 @@
-"""Corrections that random calls do not meet: no mask, and advantages of which no shape tells what they are of."""
+"""Corrections that random calls do not meet: no mask, and advantages whose shape fits both tokens and sequences."""
 
 from __future__ import annotations
 

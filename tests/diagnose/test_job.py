@@ -137,7 +137,7 @@ ONE_SIDED = {
     "train_rollout/train_rollout_3.jsonl": ({"prompt": "a", "response": "b"}, "xtuner.install(dump="),
     "dumped_data/global_step_3_training_input.pkl": (
         {},
-        "is a pickle; both come by rollout_corr.frameworks.skyrl",
+        "is a pickle; for both: rollout_corr.frameworks.skyrl",
     ),
     "rollout_samples.jsonl": ({"turns": [{"completion_logprobs": [-0.5]}]}, "rc.dump in the trainer"),
     "rollouts/step_3/train/all/traces.jsonl": ({"reward": 1.0}, "trainer.enable_token_export"),

@@ -145,7 +145,7 @@ def test_a_page_begins_with_the_finding_and_its_pictures(name, pictures, shown, 
     assert opened(page) == shown and page.said("h2")[: len(shown)] == shown
 
 
-def test_the_fitted_line_of_a_temperature_is_drawn(tmp_path):
+def test_the_fitted_line_of_a_temperature_is_drawn():
     """From the left edge of the log-probs to a probability of 0.1, with the slope that the estimate has."""
     for engine, lines in ((0.7, 1), (1.0, 0)):
         columns = planted_dumps.temperature(0, engine, engine, 1.0)

@@ -88,7 +88,7 @@ def test_a_finding_is_made_of_them(tmp_path, capsys):
     )
 
 
-def test_sealed_chunks_are_named(tmp_path, capsys):
+def test_sealed_chunks_are_named(tmp_path):
     """A finished run has no plain chunk left, unless monitors.file.compress is off."""
     traces = write(tmp_path, True)
     (traces / "stream" / "00001.jsonl").rename(traces / "stream" / "00001.jsonl.zst")
@@ -98,7 +98,7 @@ def test_sealed_chunks_are_named(tmp_path, capsys):
     assert "1 sealed files are not read: decompress them" in dump.about
     for path in [*traces.rglob("0*.jsonl")]:
         path.rename(path.with_suffix(".jsonl.zst"))
-    with pytest.raises(DumpError, match=r"is compressed with zstd; both come by decompress them"):
+    with pytest.raises(DumpError, match=r"is compressed with zstd; for both: decompress them"):
         Dump(tmp_path)
 
 
@@ -130,5 +130,5 @@ def test_a_stream_without_its_index_or_annotations(tmp_path):
         sequences_of(Dump(tmp_path))
     for path in traces.glob("annotations/*"):
         path.unlink()
-    with pytest.raises(DumpError, match=r"has the log-probs of the engine alone; both come by the annotations"):
+    with pytest.raises(DumpError, match=r"has the log-probs of the engine alone; for both: the annotations"):
         Dump(tmp_path)

@@ -52,8 +52,7 @@ def outcomes(made):
     for one in chunks_of(made):
         assert list(tried.adding(one))[-1] == len(tried.settings)
     with pytest.MonkeyPatch.context() as patch:
-        size = lambda estimate, _: remaining_bias.Bias(*[float(estimate.norm())] * 3)  # noqa: E731
-        patch.setattr(remaining_bias, "norm_of", size)
+        patch.setattr(remaining_bias, "norm_of", lambda x, _: remaining_bias.Bias(*[float(x.norm())] * 3))
         return {setting.name: (setting, outcome) for setting, outcome in tried.outcomes()}
 
 
@@ -231,7 +230,7 @@ def test_the_command(tmp_path, capsys, monkeypatch):
     ],
     ids=["temperature", "healthy", "stale"],
 )
-def test_the_verdict_comes_first(made, state, title, told, tmp_path, capsys, monkeypatch):
+def test_the_verdict_comes_first(made, state, title, told, tmp_path, monkeypatch):
     """An error before any ranking; where the policies agree, that no correction is needed."""
     monkeypatch.setattr("rollout_corr.diagnose.what_if.grid", lambda: grid()[:20])
     monkeypatch.setattr("rollout_corr.diagnose.what_if.named_settings", lambda has: ([], {}))

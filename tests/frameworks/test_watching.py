@@ -265,7 +265,7 @@ def test_a_spec_that_needs_more_than_the_framework_has_is_refused(name):
         install(spec=gated)
 
 
-def test_errors_of_the_switches(made, tmp_path):
+def test_errors_of_the_switches(made):
     fake, drop_in = made()
     whole = r"every: expected a whole number >= 1, got "
     for path, every, said in (
@@ -275,7 +275,9 @@ def test_errors_of_the_switches(made, tmp_path):
     ):
         with pytest.raises(ValueError, match=said):
             drop_in.install(fake.targets, path, every)
-    with pytest.raises(TypeError, match=r"spec: expected a Spec or None, got str 'verl.x'; a name becomes one by"):
+    with pytest.raises(
+        TypeError, match=r"spec: expected a Spec or None, got str 'verl.x'; rc.spec\('verl.x'\) makes one"
+    ):
         drop_in.install(fake.targets, spec="verl.x")
     with pytest.raises(ValueError, match="backend: expected one of"):
         drop_in.install(fake.targets, backend="cuda")

@@ -1,4 +1,4 @@
-"""The kernels on turns, beside plain torch: offsets of all kinds, tiles, losses.
+"""The kernels on turns, compared with plain torch: offsets of all kinds, tiles, losses.
 
 Loops judge them in test_random_calls.py.
 """

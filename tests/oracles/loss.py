@@ -211,7 +211,7 @@ def divisor(objective, sequences, given):
 
 
 def apart(objective, sequences):
-    """A loss without its KL, and the KL under its own mean beside GPG of advantages 0; the rows that divide it."""
+    """A loss without its KL, and the KL under its own mean, added to GPG of advantages 0; the rows that divide it."""
     kl, s = objective.kl, objective.surrogate
     rest = replace(objective, kl=None)
     by_rows = kl.mean.over == "rows"

@@ -17,7 +17,7 @@ def _begin() -> None:
     # Before the first import of a kernel.
     os.environ["TRITON_INTERPRET"] = "0"
     warnings.simplefilter("ignore")
-    from ptx import cases  # noqa: F401
+    from ptx import cases  # noqa: F401 - loads the kernels
 
     # A fifth of what is not compilation was to look for garbage among modules and syntax trees, which stay.
     gc.freeze()

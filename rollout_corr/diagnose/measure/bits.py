@@ -13,10 +13,10 @@ from ..read.chunk import MISSING_INTEGER, ValidTokens
 # Sizes of a page or block of a KV cache. SGLang's prefix cache also has pages of one token.
 PAGES = (16, 32, 64, 128, 256)
 PREFIX_PAGES = (1, *PAGES)
-# Places along a sequence and ids of tokens are told apart below this; beyond it, places modulo FOLD, which every page
-# divides, so that what is behind a border stays there.
+# Places along a sequence and ids of tokens are counted one by one below this; beyond it, places modulo FOLD, a multiple
+# of every page, so that what is behind a border stays there.
 MOST_PLACES, FOLD = 1 << 18, 4096
-# Values of a column, files, and turns that are told apart. Of a column with more values nothing is said.
+# The most values of a column, files, and turns that are counted. Of a column with more values nothing is said.
 MOST_VALUES, MOST_TURNS = 4096, 64
 
 
@@ -73,7 +73,7 @@ class Group:
         # The value of each column of the counts, where these are not the values themselves.
         self.names: dict[float | str, int] = {}
         self.within = False  # the value changes within a sequence; then a sequence has no value of its own
-        self.too_many = False  # there were more values than are told apart
+        self.too_many = False  # there were more values than are counted
 
     def places_of(self, values: Tensor) -> Tensor:
         """Give values that may be any numbers a place each; -1: it has none."""

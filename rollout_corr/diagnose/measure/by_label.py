@@ -43,7 +43,7 @@ class ByLabel:
         self.bad = torch.zeros(MOST_LABELS, dtype=torch.int64)  # tokens whose D is not finite, by label
         self._excess = Excess()
         self._k3 = torch.zeros(MOST_LABELS, dtype=torch.float64)
-        # Per label: sequences; then of their means of min(|D|, 1) the sum and that of squares.
+        # Per label: the number of sequences; then the sum of their means of min(|D|, 1), and the sum of the squares.
         self._sequences = torch.zeros(MOST_LABELS, 3, dtype=torch.float64)
         self._no_labels = False
 

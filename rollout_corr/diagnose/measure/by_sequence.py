@@ -49,7 +49,7 @@ UNEXPLAINED, FACTOR = 0.02, 1.25
 AS_WELL = 2.0
 # ... and D has one sign at tokens with a log-prob beyond TOLD: |signs| add up to so much of their number.
 TOLD, ONE_SIGN = 0.02, 0.7
-# How far the logarithm of a factor may lie from that of the length.
+# How far the logarithm of a factor may lie from the logarithm of the length.
 LENGTH_FITS = 0.25
 
 
@@ -123,7 +123,7 @@ class BySequence:
         self._seen = 0
 
     def add(self, tokens: ValidTokens, first: int) -> None:
-        """Add the sequences of a chunk, the first of which is this one of the dump."""
+        """Add the sequences of a chunk; `first` is the number of its first sequence in the dump."""
         finite, count = tokens.finite, tokens.lengths.shape[0]
         owner, d = tokens.owner[finite], tokens.d[finite].double().clamp(-CUT, CUT)
         if not d.numel():
@@ -285,7 +285,7 @@ class BySequence:
         return found
 
     def scaled_stand_out(self, times: float) -> bool:
-        """Return whether k3 of scaled sequences is so many times that of all others."""
+        """Return whether the mean k3 of scaled sequences is at least `times` the mean k3 of all others."""
         rest = (self.k3 - self.scaled_k3) / max(1.0, self.tokens - self.scaled_tokens)
         return self.scaled_k3 >= times * rest * self.scaled_tokens
 

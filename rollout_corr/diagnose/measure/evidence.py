@@ -41,7 +41,7 @@ MOST_OCTAVE = 4
 # D is clamped to +-MOST_AT_START where tokens are compared by their place.
 MOST_AT_START = 2.0
 
-# So many versions and so many steps are told apart, those that a dump has first; the tables of each take up to 75 MB.
+# The most versions, and the most steps, that are counted, the first ones of a dump; each table takes up to 75 MB.
 MOST_GROUPS = 65_536
 
 # Bins of the place in a row, and parts of a sequence, in which tokens of turns are compared: of the first turn, and of
@@ -248,7 +248,7 @@ class Evidence:
         return len(self.groups) > 1 and len(sizes) == 1 and min(sizes) > 1 and -1 not in self.groups
 
     def entropy(self) -> tuple[float, float, float] | None:
-        """Return the mean of `entropy`, by how much it is above that of -train_logp, and the standard error of that.
+        """Return the mean of `entropy`, its excess over the mean of -train_logp, and the standard error of the excess.
 
         None where fewer than 8 sequences have entropies.
         """
@@ -261,7 +261,7 @@ class Evidence:
     def at_one_place(self, kinds: list[int], base: list[int]) -> tuple[float, float]:
         """Divide |D| of some kinds of tokens by that of others at one place and probability, where both are there.
 
-        Returns the result of places in the row and that of parts of the sequence, infinite where none can be compared.
+        Returns one result for places in the row and one for parts of the sequence, infinite where none can be compared.
         """
         return _compared(self.turn_places, kinds, base), _compared(self.turn_parts, kinds, base)
 

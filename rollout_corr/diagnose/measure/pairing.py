@@ -1,4 +1,4 @@
-"""Tallies for the doctor of which log-probs belong together: shifted, of another sequence, or in another order."""
+"""Tallies of log-probs that do not belong together: shifted, of another sequence, or in another order."""
 
 from __future__ import annotations
 

@@ -59,8 +59,8 @@ class SharpnessTally:
     """Sums over chunks, of each level and group of sequences.
 
     Args:
-        levels: Sequences are told apart by so many levels.
-        groups: Those of a level are dealt to so many groups.
+        levels: The number of levels.
+        groups: The number of groups that the sequences of a level are dealt to.
     """
 
     def __init__(self, levels: int = 1, groups: int = GROUPS) -> None:

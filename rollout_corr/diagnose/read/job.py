@@ -120,7 +120,7 @@ def _missing(writer: Writer, files: Mapping[Path, object]) -> str:
     }
     one = next(iter(files)).name
     both = writer.both or f'rollout_corr.frameworks.{writer.framework}.install(dump="FOLDER")'
-    return f"{one} of {writer.framework} ({writer.switch}) {has[writer.sides]}; both come by {both}"
+    return f"{one} of {writer.framework} ({writer.switch}) {has[writer.sides]}; for both: {both}"
 
 
 def _config(folder: Path, files: Iterable[Path]) -> Path | None:

@@ -196,7 +196,7 @@ def _top(one: Diagnosed, pictures: dict[str, Html]) -> list[Child]:
 
 
 def _finding_card(finding: Finding, pictures: Sequence[Html]) -> Html:
-    """Return a card for a finding of the doctor, with a picture beside its words, or two below them."""
+    """Return a card for a finding of the doctor, with a picture next to its words, or two below them."""
     says = _div(
         "",
         *(element("b", f"{finding.severity}: {finding.title}"), " ", element("code", finding.name)),

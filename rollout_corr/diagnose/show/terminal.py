@@ -109,7 +109,7 @@ class Terminal:
         for number, row in enumerate(rows):
             parts = [[cell] for cell in row]
             if _cells(row[text]) > widths[text]:
-                # textwrap counts letters, of which some are two cells wide.
+                # textwrap counts letters, and some letters are two cells wide.
                 parts[text] = textwrap.wrap(row[text], widths[text] // (1 if row[text].isascii() else 2))
             for line in zip_longest(*parts, fillvalue=""):
                 cells = (_padded(cell, widths[i], i < content.text) for i, cell in enumerate(line))

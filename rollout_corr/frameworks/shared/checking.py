@@ -249,7 +249,7 @@ def recognized(counts: Mapping[str, int], config: object = None) -> str | None:
 
 
 def launched_by(config: object) -> str | None:
-    """Find the framework whose launcher a script, a command line or TOML names; None: that of none, or of several."""
+    """Find the framework whose launcher a script, a command line or TOML names; None: of none, or of several."""
     paths, words = paths_and_words(config if isinstance(config, (list, tuple)) else [])
     paths += [Path(config)] if isinstance(config, (str, Path)) else []
     named = [path for path in paths if path.suffix.lower() in (*SCRIPTS, ".toml")]

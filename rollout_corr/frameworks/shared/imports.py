@@ -122,7 +122,7 @@ _finder = _Finder()
 class Origin(NamedTuple):
     """A framework as this process has it."""
 
-    # Of the imported module, by its `__version__`; before its import that of the distribution which holds it; None
+    # The `__version__` of the imported module; before its import the version of the distribution that holds it; None
     # where neither says.
     version: str | None
     location: str | None

@@ -158,9 +158,9 @@ class Mark:
         self.trial = trial
 
 
-# Numbers of which the first is tried below 1, and the other one above.
+# A number that is tried below 1, and one that is tried above.
 LOW, HIGH = Mark(0.5), Mark(2.0)
-# What a framework's `WRITTEN` is: of each tuple one alternative, in which a tuple stands for each of its values.
+# What a framework's `WRITTEN` is: one alternative of each tuple is taken; a tuple in it stands for each of its values.
 Alternatives = tuple[tuple[Mapping[str, Any], ...], ...]
 
 

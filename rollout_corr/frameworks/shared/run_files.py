@@ -394,7 +394,7 @@ EVALUATION = r"eval|^(val|valid|validation|test)(_|$)"
 def _of_call(
     node: ast.Call, path: str, names: Mapping[str, ast.expr], known: dict[int, Any], depth: int = 0
 ) -> Iterator[Found]:
-    """Yield the keywords of a call; `known` has the values of expressions, of which a name may stand in many places."""
+    """Yield the keywords of a call; `known` has the values of expressions read so far, since a name may recur."""
     for keyword in node.keywords:
         if keyword.arg is None:
             continue

@@ -61,7 +61,7 @@ class Block(NamedTuple):
     """A row that is a block of settings with a table of its own; absent or null, it has its defaults."""
 
     rows: Mapping[str, Any]
-    # Keys that show that it has many that are not in the table, or whether it has; see `given_in`.
+    # Keys whose presence shows that the block has many keys that the table lacks, or whether it has; see `given_in`.
     whole: Iterable[str] | bool = ()
     default: Any = None
 
@@ -285,8 +285,8 @@ def given_in(
         rows: The table.
         blocks: Paths to the block that holds them in larger configurations, such as `("actor", "policy_loss")`; those
             that are there are followed, and their keys are added up.
-        whole: Keys that show that a larger block is given, most of whose keys do not concern this package, or whether
-            one is. There only keys that misspell one of the table are refused; elsewhere see `known_in`.
+        whole: Keys whose presence shows that a larger block is given, with many keys that the table lacks; or whether
+            one is given. There only keys that misspell one of the table are refused; elsewhere see `known_in`.
     """
     given = outer = fields_of(config)
     found: dict[str, Any] = {}

@@ -49,8 +49,8 @@ def difference(found: object, expected: Sequence[Signature]) -> str | None:
 def visible(function: Function) -> Signature:
     """Return the signature that a call has to obey.
 
-    A decorator that hands everything on, by (*args, **kwargs) behind its own parameters, has that of what it wraps. Any
-    other signature of its own counts, also where functools.wraps hides it.
+    A decorator that hands everything on, by (*args, **kwargs) behind its own parameters, has the signature of the
+    function that it wraps. Any other signature of its own counts, also where functools.wraps hides it.
     """
     signature = inspect.signature(function, follow_wrapped=False)
     wrapped = getattr(function, "__wrapped__", None)

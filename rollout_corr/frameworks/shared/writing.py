@@ -1,9 +1,9 @@
 """Writing a Spec as a framework's configuration. It is read back: every setting it cannot express is found and named.
 
-A framework says in a table, `WRITTEN`, which settings can be written: alternatives, of which one of each kind is taken
-together with one of every other kind, with LOW and HIGH for numbers. Each combination is read once with numbers of its
-own, and where these turn up in the Spec says which of its bounds a setting is. A framework with a grammar has a
-function `write` instead, which returns the configuration nearest to a Spec. Both may leave out what they cannot say.
+A framework says in a table, `WRITTEN`, which settings can be written: tuples of alternatives, with LOW and HIGH for
+numbers. A configuration takes one alternative of each tuple. Each combination is read once with numbers of its own,
+and where these turn up in the Spec says which bound a setting is. A framework with a grammar has a function `write`
+instead, which returns the configuration nearest to a Spec. Both may leave out what they cannot say.
 """
 
 from __future__ import annotations

@@ -100,7 +100,7 @@ def compute_off_policy_correction(
     weights = out.weights
     if weights is not None:
         if own is None and spec.weight is not None and spec.weight.is_product:
-            # One value a row: that of its valid tokens, and 1 for a row without, which the cap may lie below.
+            # One value a row: the weight of its valid tokens, or 1 for a row without one, and at most the cap.
             largest = weights.amax(dim=-1, keepdim=True)
             weights = torch.where(largest == 0.0, min(1.0, spec.weight.high or 1.0), largest)
         weights = weights.to(old_log_probs.dtype)

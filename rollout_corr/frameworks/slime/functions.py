@@ -4,8 +4,8 @@
     --use-tis --custom-tis-function-path rollout_corr.frameworks.slime.icepop
     --use-tis --custom-tis-function-path rollout_corr.frameworks.slime.mis --custom-config-path mis.yaml
 
-`tis` and `icepop` are slime's own functions of the policy loss, `mis` is that of its example
-`train_infer_mismatch_helper` with the settings of its mis.yaml, for all samples at once instead of one after the other.
+`tis` and `icepop` are slime's own functions of the policy loss, `mis` is the function of its example
+`train_infer_mismatch_helper` with the settings of its mis.yaml, for all samples at once and not one after the other.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Drop-in for verl 0.9: the functions of `verl.trainer.ppo.rollout_corr_helper` and the driver's debug metrics.
 
-verl corrects inside Ray actors, each of which has to call `install()`: docs/integrations.md has the hook, and the
+verl corrects inside Ray actors, and each of them has to call `install()`: docs/integrations.md has the hook, and the
 table of verl's mistakes, each with its switch. Arguments, results and metric keys of the functions are verl's.
 """
 
@@ -206,7 +206,7 @@ def compute_rollout_correction_and_add_to_batch(
         rollout_log_prob=batch.batch["rollout_log_probs"],
         response_mask=batch.batch["response_mask"],
         **settings | switches,
-        token_ids=batch.batch["responses"] if "responses" in batch.batch.keys() else None,  # noqa: SIM118
+        token_ids=batch.batch["responses"] if "responses" in batch.batch.keys() else None,  # noqa: SIM118 - as above
     )
     batch.batch["response_mask"] = mask
     return batch if weights is None else batch.union(weights), metrics

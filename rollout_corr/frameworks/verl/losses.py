@@ -145,7 +145,7 @@ def gspo(averages: bool) -> Callable[..., ValueAndMetrics]:
 
 
 def _gspo_there(theirs: Callable[..., Any], **switches: Any) -> Callable[..., ValueAndMetrics]:
-    """Make GSPO as the verl that is there has it; no switch of `install` applies here."""
+    """Make GSPO as the installed verl has it; no switch of `install` applies here."""
     return gspo(origin_of("verl").version in AVERAGING)
 
 

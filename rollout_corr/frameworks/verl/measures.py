@@ -19,7 +19,7 @@ def calculate_debug_metrics(data: Any) -> dict[str, float]:
     """Compare the two probabilities of the sampled tokens: maximum, mean and spread of the difference, and correlation.
 
     `data` is a DataProto with "old_log_probs" and "rollout_log_probs" [B, T], "responses" [B, R], and as a mask
-    "response_mask" or "attention_mask", of which the last R columns count. Without a valid token "..._valid" of verl's
+    "response_mask" or "attention_mask", whose last R columns count. Without a valid token "..._valid" of verl's
     five keys is 0 and the others are NaN, as in verl.
     """
     batch = data.batch
