@@ -8,14 +8,14 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from ..definition import loss
 from ..definition.bounds import limits
-from ..definition.loss import RATIOS, Operands, TokensThatTrain
+from ..definition.loss import RATIOS, OfBackend, Operands, TokensThatTrain
 from ..definition.sequences import Packed, Rows
 from ..definition.tokens import Number
 from ..metrics import loss as loss_metrics
@@ -82,7 +82,7 @@ def _operands_of(block: blocks.Block, task: LossTask) -> Operands:
         mass=block.mass(task.mass),
         scales=take(task.scales),
         turns=None if block.turns is None else block.turns.turns.units,
-        **ON_HOST,
+        of_backend=READS_VALUES,
     )
 
 
@@ -132,6 +132,19 @@ def _read_on_host(given: Operands) -> Operands:
     return given
 
 
+def ends(x: Tensor) -> tuple[float, float] | None:
+    """(-minimum, maximum) of log-ratios; NaN where one is NaN, None of no token."""
+    if not x.numel():
+        return None
+    low, high = (end.item() for end in torch.aminmax(x.detach() if x.requires_grad else x))
+    return -low, high
+
+
+def counts(n: Tensor, tokens: int | None) -> tuple[float, float]:
+    """The tokens and the non-empty sequences of n tokens each, [S] int64."""
+    return float(n.sum() if tokens is None else tokens), float(torch.count_nonzero(n))
+
+
 def clip(tokens: TokensThatTrain, least: float, most: float, furthest: float) -> TokenLoss | None:
     """PPO's bounded ratio and its cut tokens as floats, where nothing has a graph.
 
@@ -173,8 +186,7 @@ def ratios(tokens: TokensThatTrain, used: Tensor) -> dict[str, Number] | None:
     return tokens.sums_by_k3(used, k3_within(used, largest))
 
 
-# How the tokens of a block are read.
-ON_HOST: dict[str, Any] = {"on_host": True, "clip": clip, "ratios": ratios}
+READS_VALUES = OfBackend(ends, counts, clip, ratios)
 
 
 def run_whole(task: LossTask) -> LossResult:

@@ -26,6 +26,16 @@ from .sequences import Sequences
 from .tokens import LARGEST_D, KeptMass, Number, extrema, k3, select, sum_of_d, sum_of_statistic
 
 
+class OfBackend(NamedTuple):
+    """How a backend that may read values, and keeps valid tokens alone, does a part of what `TokensThatTrain` does."""
+
+    ends: Callable[[Tensor], tuple[float, float] | None]  # (-minimum, maximum); None of no token
+    counts: Callable[[Tensor, int | None], tuple[float, float]]  # `TokensThatTrain.counts`; the tokens, where known
+    # `TokensThatTrain.clip` and `sums_of_ratios`; None where the definition has to do it.
+    clip: Callable[[TokensThatTrain, float, float, float], TokenLoss | None]
+    ratios: Callable[[TokensThatTrain, Tensor], dict[str, Number] | None]
+
+
 @dataclass(eq=False, repr=False)
 class Operands:
     """Tensors of some whole sequences, [N] or [B, T] in the dtype that computes; a mask of None is True everywhere."""
@@ -45,10 +55,7 @@ class Operands:
     decided: Decided | None = None  # for a surrogate that sees the whole batch
     all_finite: bool = False  # of every token all that the loss needs is known to be finite
     by_slope: bool = False  # the gradient is wanted without a graph, where `has_slope` allows that
-    on_host: bool = False  # values may be read, and every token is valid
-    # A backend's own `TokensThatTrain.clip`, and sums of ratios; they return None where the definition has to do it.
-    clip: Callable[[TokensThatTrain, float, float, float], TokenLoss | None] | None = None
-    ratios: Callable[[TokensThatTrain, Tensor], dict[str, Number] | None] | None = None
+    of_backend: OfBackend | None = None
 
     def compared(self, new: Tensor, base: Tensor) -> tuple[Tensor, Tensor]:
         """Both log-probs as the ratio compares them: over the set that truncated sampling kept."""
@@ -185,8 +192,7 @@ class TokensThatTrain:
         n: Tensor,
     ) -> None:
         self.counted, self._units, self._n, self._valid = counted, given.sequences, n, given.n_valid
-        self.multiplies, self.by_slope, self._on_host = given.all_finite, given.by_slope, given.on_host
-        self._clip, self._ratios = given.clip, given.ratios
+        self.multiplies, self.by_slope, self._backend = given.all_finite, given.by_slope, given.of_backend
         self._ones: Tensor | None = None
         self.ends: tuple[float, float] | None = None  # (-minimum, maximum) of `clamped`, where they were read
         self.new, self.x, self.advantages = self.chosen(new), self.chosen(x), self.chosen(given.advantages)
@@ -235,34 +241,33 @@ class TokensThatTrain:
         return x * self._ones
 
     def clip(self, least: float, most: float, furthest: float) -> TokenLoss | None:
-        return None if self._clip is None else self._clip(self, least, most, furthest)
+        return None if self._backend is None else self._backend.clip(self, least, most, furthest)
 
     def limited(self, x: Tensor, clamp: float) -> Tensor:
         """The log-ratio that is `clamped`: as it is where none is known to lie beyond."""
-        if self._on_host and x.numel():
-            low, high = (end.item() for end in torch.aminmax(x.detach() if x.requires_grad else x))
-            if max(-low, high) <= clamp:
-                self.ends = -low, high
-                return x
+        ends = None if self._backend is None else self._backend.ends(x)
+        if ends is not None and max(ends) <= clamp:
+            self.ends = ends
+            return x
         return x.clamp(-clamp, clamp)
 
     def counts(self, n: Tensor) -> tuple[Number, Number]:
         """The tokens and the sequences of n tokens each, [S] int64."""
-        if self._on_host:
-            return float(self.x.shape[0] if n is self._valid else n.sum()), float(torch.count_nonzero(n))
+        if self._backend is not None:
+            return self._backend.counts(n, self.x.shape[0] if n is self._valid else None)
         return n.sum(), torch.count_nonzero(n)
 
     def number(self, which: Tensor | None) -> Number:
         """The trained tokens that are True, or 1 in floats of a backend's `clip`; None: no token is."""
         if which is None:
-            return 0.0 if self._on_host else self._n.new_zeros(())
+            return self._n.new_zeros(()) if self._backend is None else 0.0
         if which.dtype != torch.bool:
             return which.sum(dtype=torch.float64)
         return torch.count_nonzero(which if self.counted is None else which & self.counted)
 
     def sums_of_ratios(self, used: Tensor) -> dict[str, Number]:
         """The sums of x, r - 1, its square and k3; r from `clamped`, 0 at tokens that do not train."""
-        found = None if self._ratios is None else self._ratios(self, used)
+        found = None if self._backend is None else self._backend.ratios(self, used)
         return self.sums_by_k3(used, k3(used)) if found is None else found
 
     def sums_by_k3(self, used: Tensor, of_tokens: Tensor) -> dict[str, Number]:

@@ -10,7 +10,7 @@ import torch
 import rollout_corr as rc
 from builders.rounding import all_near, near
 from rollout_corr.backends import loss_blocks
-from rollout_corr.backends.loss_blocks import ON_HOST, by_slope
+from rollout_corr.backends.loss_blocks import READS_VALUES, by_slope
 from rollout_corr.definition import loss
 from rollout_corr.definition.loss import Operands
 from rollout_corr.definition.sequences import Packed
@@ -52,14 +52,12 @@ def operands(dtype=torch.float32, weighted=False, trains="all", spread=0.3, many
         ref=None,
         valid=None,
         trains=which[trains],
-        **ON_HOST,
+        of_backend=READS_VALUES,
     )
 
 
 def by_definition(given: Operands, objective: Objective):
-    plain = replace(
-        given, new=given.new.clone().requires_grad_(), all_finite=False, by_slope=False, **dict.fromkeys(ON_HOST)
-    )
+    plain = replace(given, new=given.new.clone().requires_grad_(), all_finite=False, by_slope=False, of_backend=None)
     total, _, sums, maxima = loss.evaluate(plain, objective)
     gradient = torch.autograd.grad(total, plain.new)[0]
     return total.detach(), gradient, sums, maxima
