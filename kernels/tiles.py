@@ -28,10 +28,8 @@ INTEGERS = ("tl.int32", "tl.int64")
 
 
 def launched(kernel: Callable[..., None]) -> Any:
-    """Make a kernel of a function: no length and no stride, its annotated integers, is in a compile key."""
-    integers = [
-        name for name, one in signature(kernel).parameters.items() if one.annotation in ("tl.int32", "tl.int64")
-    ]
+    """Make a kernel of a function whose annotated integers, such as lengths and strides, are in no compile key."""
+    integers = [name for name, one in signature(kernel).parameters.items() if one.annotation in INTEGERS]
     return triton.jit(kernel, do_not_specialize=integers)
 
 

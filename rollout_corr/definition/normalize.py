@@ -24,14 +24,13 @@ from .turns import Turns
 # for 2^25 tokens of the largest weight, or for 2^31 sequences.
 GRID = 2.0**31
 
-# The rows of totals: the three parts of the sum, the number of units, those of them that are NaN, and infinite.
-ROWS = 6
-
 
 def totals_of(
     weights: Tensor, valid: Tensor, nonfinite: Tensor | None, sequences: Sequences, turns: Turns | None, spec: Spec
 ) -> Tensor:
-    """Add up the weights of each sequence: [ROWS, S] int64, which groups and ranks add up further.
+    """Add up the weights of each sequence: [6, S] int64, which groups and ranks add up further.
+
+    The rows are the three parts of the sum, the number of units, how many of them are NaN, and how many are infinite.
 
     Weights are those after the bounds, 0 at invalid tokens; `nonfinite` are the tokens whose D rejects their sequence.
     """
@@ -64,7 +63,7 @@ def _rows(weights: Tensor, counts: Tensor) -> list[Tensor]:
 
 
 def totals_of_groups(totals: Tensor, index: Tensor, count: int) -> Tensor:
-    """Add up the totals of the sequences of each group: [ROWS, S] -> [ROWS, count + 1], the last for no group.
+    """Add up the totals of the sequences of each group: [6, S] -> [6, count + 1]; the last column is for no group.
 
     `index` is the group of each sequence, as `placed` gives it.
     """

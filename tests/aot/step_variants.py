@@ -10,7 +10,7 @@ from rollout_corr.specs.surrogates import GSPO, PPO, Reinforce, Score
 from rollout_corr.specs.terms import KL, Mean, Objective, SquaredLogRatio
 from rollout_corr.specs.weight import Weight
 
-BF16, FP32, BOOL, I64 = torch.bfloat16, torch.float32, torch.bool, torch.int64
+BF16, FP32, I64 = torch.bfloat16, torch.float32, torch.int64
 
 TIS = Spec(Weight.token(upper=2.0))
 REJECTION = Criterion("ratio", over="token", lower=0.5, upper=2.0)

@@ -23,12 +23,6 @@ from rollout_corr.specs.choices import REDUCTIONS
 
 pytestmark = [*INTERPRETED, pytest.mark.usefixtures("one_thread")]
 
-OPEN = rc.Spec(
-    rc.Weight.token(upper=1.5),
-    (rc.Criterion("entropy", lower=0.2), rc.Criterion("entropy", "sequence", "mean", upper=0.9)),
-    rejected="both",
-)
-
 
 def with_entropy(seed, **options):
     """Random sequences whose entropies are not negative, some of them NaN or infinite."""

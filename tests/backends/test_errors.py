@@ -16,7 +16,6 @@ from builders.calls import bundled, bundled_loss, example
 V, T = ValueError, TypeError
 C = rc.Criterion
 X, Z = torch.zeros(1, 3), torch.zeros(2, 4)
-NUMBERS = torch.zeros(1, dtype=torch.int64)
 OF_BATCH = rc.Spec(criteria=(C("k2", upper=rc.Quantile(0.5)),))
 OF_GROUP = rc.Spec(criteria=(C("abs", upper=rc.Quantile(0.6, within="group")),))
 BY_GROUP = rc.Spec(rc.Weight.token(normalize="group"))

@@ -9,8 +9,7 @@ from random import Random
 import torch
 from torch import Tensor
 
-# Kinds whose numbers are all finite where the mask is set: no undeclared difference is allowed on these. What is
-# "aimed" is made for a row: see aims.py.
+# Kinds whose numbers are all finite where the mask is set. What is "aimed" is made for a row: see aims.py.
 FINITE = (
     "mild",
     "heavy",

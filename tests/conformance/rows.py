@@ -204,7 +204,6 @@ class Tally:
         row: Kind and name of this package's side.
         declared: Cases that differ as documented, by the name of the difference.
         undeclared: A line for each case that differs and that nothing documents.
-        undeclared_finite: How many of them were on finite input.
     """
 
     row: str
@@ -212,7 +211,6 @@ class Tally:
     agreed: int = 0
     declared: Counter[str] = field(default_factory=Counter)
     undeclared: list[str] = field(default_factory=list)
-    undeclared_finite: int = 0
 
     def add(
         self,
@@ -235,7 +233,6 @@ class Tally:
         else:
             name = next((name for name in names if not names[name]), next(iter(names)))
             self.undeclared.append(f"{given.kind} seed {given.seed} {settings}: {name}: {found[name]}")
-            self.undeclared_finite += given.finite
 
 
 def explained(

@@ -54,10 +54,6 @@ def _uses_mis(settings: dict[str, Any]) -> bool:
     return bool(settings["use_tis"] and settings["function"] == "mis")
 
 
-def _of_sequences(settings: dict[str, Any]) -> bool:
-    return _uses_mis(settings) and settings["tis_level"] == "sequence"
-
-
 def counts_empty(given: Batch, settings: dict[str, Any]) -> bool:
     """Tell whether a mean over samples normalizes, and one of them has no valid token."""
     normalizes = settings.get("tis_level") == "sequence" and settings["tis_batch_normalize"]

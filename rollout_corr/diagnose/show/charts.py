@@ -16,8 +16,8 @@ from .html import Html
 from .svg import BOTTOM, HEIGHT, LEFT, LETTER, RIGHT, TURNED, WIDTH, Axis, Chart, spanning
 
 HALF = HISTOGRAM_BINS // 2
-# Smaller |D| is one bin in the middle of the histogram, larger |D| one at each end.
-SMALLEST, LARGEST = 2.0**-16, 32.0
+# The least |D| at which a linear axis ends.
+SMALLEST = 2.0**-16
 # The ratio that the histograms mark, up and down.
 RATIO = 2.0
 # Most bars of a linear histogram. Its axis has the first share of the values, or ends at so many times the |D| that has

@@ -40,20 +40,6 @@ ACTOR = "areal/trainer/ppo/actor.py"
 ARGUMENTS = "areal/api/cli_args.py"
 REJECTION = "apply_rejection_sampling"
 METRICS = ("kl_k1", "kl_k2", "kl_k3")
-# Settings of the loss that PPOActor hands on.
-OF_LOSS = (
-    "eps_clip",
-    "eps_clip_higher",
-    "c_clip",
-    "m2_threshold",
-    "importance_sampling_level",
-    "prox_logp_method",
-    "use_sapo_loss",
-    "sapo_tau_pos",
-    "sapo_tau_neg",
-    "use_cispo_loss",
-    "use_decoupled_loss",
-)
 
 
 def rounds_to_one(given: Batch, settings: dict[str, Any]) -> bool:

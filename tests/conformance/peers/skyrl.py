@@ -87,13 +87,6 @@ OF_CORRECTION = (BF16, NO_NUMBER, PADDING)
 OF_LOSSES = (BF16, LEFT_OUT)
 
 
-def registry_of(source: Source, **given: Any) -> dict[str, Any]:
-    """Build the names that SkyRL's loss functions look up: `given`, and a registry with its policy loss."""
-    given["register_policy_loss"] = lambda name: lambda function: function
-    loss = source.cut(LOSSES, "ppo_policy_loss", **given)
-    return given | {"PolicyLossRegistry": SimpleNamespace(get={"regular": loss}.__getitem__)}
-
-
 class Settings(SimpleNamespace):
     """A block of the configuration."""
 
