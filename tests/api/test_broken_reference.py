@@ -17,7 +17,7 @@ pytestmark = INTERPRETED
 
 ALL = SURROGATES | LOOKING
 TOKEN = rc.Mean("token", over="kept")
-# Two sequences of 8 tokens, of which small blocks hold one each.
+# Two sequences of 8 tokens; a small block holds one.
 SHAPE, PLACE, NEIGHBOR, FAR = (2, 12), (0, 3), (0, 7), (1, 2)
 
 

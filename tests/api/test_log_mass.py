@@ -1,4 +1,4 @@
-"""The mass that truncated sampling kept, in `correct` and `policy_loss`; random calls have it before the oracles."""
+"""The mass that truncated sampling kept, in `correct` and `policy_loss`; oracles judge random calls with it too."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Attack `rollout-corr check`: values, names, blocks and sizes that nobody expects in a configuration.
 
 Each is checked with exit code 0 or 1 and lines that act in no terminal, or refused with exit code 2 and one line that
-names the file: within the limit of the area, 10 seconds, and 500 MB of memory, of which imports take half.
+names the file: within the limit of the area, 10 seconds, and 500 MB of memory; imports take half.
 """
 
 from __future__ import annotations

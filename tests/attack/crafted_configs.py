@@ -328,7 +328,7 @@ def _sparse(path: Path) -> None:
 
 
 def _chain(count: int, names: str) -> Callable[[Path], None]:
-    """Write files of which each names the next, as `names` says with {0} for it; run.yaml is the first."""
+    """Write files that each name the next, as `names` says with {0} for it; run.yaml is the first."""
 
     def write(path: Path) -> None:
         for i in range(count):

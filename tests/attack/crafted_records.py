@@ -39,7 +39,7 @@ def _texts(rng):
 
 
 def craft_jsonl(path, columns, rng):
-    """Write lines of which some are odd; their values, names, order, encoding or ends."""
+    """Write lines, some of them odd in their values, names, order, encoding or ends."""
     texts = _texts(rng)
     if rng.random() < 0.3:
         texts.insert(rng.randrange(len(texts) + 1), rng.choice(LINES))

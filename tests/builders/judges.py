@@ -46,9 +46,10 @@ def correction(seed: str, units=UNITS) -> Call:
 
 
 def loss(seed: str, name: str, term: bool) -> Call:
-    """Draw a loss of a class of surrogates, of `frozen.generator.SURROGATES`, without a Spec: those have tests of both.
+    """Draw a loss of a class of surrogates in `frozen.generator.SURROGATES`; with `term` it has a KL.
 
-    Nor with a ratio of turns or a bonus of the entropy, which the oracle has not. With `term` it has a KL.
+    It has no Spec, since the step has tests of its own, and no ratio of turns or bonus of the entropy, since the oracle
+    has none.
     """
     rng = random.Random(seed)
     while True:

@@ -248,7 +248,7 @@ def retokenized(seed: int, tokens: int, harder: float | None = None, first: bool
 
 
 def other_context(seed: int) -> dict[str, Tensor]:
-    """Make turns of 30 tokens, of which the trainer reads all but the first behind other text."""
+    """Make turns of 30 tokens; the trainer reads all but the first behind other text."""
     model = Model(seed)
     columns = model.healthy(mask=model.position % 40 < 30)
     other = model.logits[torch.randperm(model.count, generator=model.generator)]
@@ -356,7 +356,7 @@ def over_positions(seed: int, noise: Callable[[Tensor], Tensor], **more: object)
 
 
 def over_versions(seed: int, noise: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
-    """Make tokens of four weight versions, of which the last is the trainer's."""
+    """Make tokens of four weight versions; the last one is the trainer's."""
 
     def version(model: Model) -> Tensor:
         return model.owner % 4

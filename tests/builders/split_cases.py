@@ -24,7 +24,7 @@ def contiguous(sequences, ranks):
 
 
 def zigzag(sequences, ranks):
-    """Megatron's: twice as many stretches, of which a rank has one from the front and one from the back."""
+    """Megatron's: twice as many stretches; a rank has one from the front and one from the back."""
     halves = contiguous(sequences, 2 * ranks)
     return [[min(half, 2 * ranks - 1 - half) for half in row] for row in halves]
 
@@ -180,7 +180,7 @@ def cases(every=1):
         if name in ("broken", "poisoned"):
             spoil(batch, seed, 0.7)
         layout, dtype = next(turns)
-        # SkyRL counts padding, of which every rank has its own.
+        # SkyRL counts padding, and every rank has its own.
         layout = "packed" if name == "skyrl" else layout
         yield f"{name}, {way}, {layout}, {dtype}", batch, spec, way, layout, dtype
 

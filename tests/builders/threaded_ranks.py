@@ -18,7 +18,7 @@ class Rank(SimpleNamespace):
 
 
 class Ranks:
-    """A process group whose ranks are threads, of which one runs at a time: Triton's interpreter knows one."""
+    """A process group whose ranks are threads, one running at a time: Triton's interpreter knows one."""
 
     def __init__(self, ranks):
         self.ranks, self.rounds, self.sent = ranks, 0, []

@@ -23,7 +23,7 @@ class Outputs(dict[str, Tensor]):
 
 
 def trainer(**attributes: Any) -> SimpleNamespace:
-    """Make a trainer of two processes, of which the other's metrics are the same, with a router's loss."""
+    """Make a trainer of two processes with the same metrics, and with a router's loss."""
     steps = ("forward_tokens", "trained_tokens", "seq_len_weighted", "samples", "forward_s")
     made = {
         "epsilon_low": 0.2,

@@ -55,7 +55,7 @@ def test_wrong_lengths_are_named(values: list[int], index: int, message: str) ->
 
 
 def test_a_sum_that_wraps_around_is_too_long() -> None:
-    """Lengths that are possible one by one, of which four wrap around to 0 together."""
+    """Lengths that are possible one by one; four of them wrap around to 0 together."""
     with pytest.raises(OffsetsError, match=rf"got {2 * BIG} up to lengths\[1\]={BIG}"):
         offsets_of(torch.tensor([BIG] * 4), BIG)
 
@@ -87,7 +87,7 @@ def test_unsigned_values_above_int64() -> None:
 
 
 def test_random_values() -> None:
-    """Python's own integers judge 2,000 random rows, of which most have values near the ends of int64."""
+    """Python's own integers judge 2,000 random rows; most have values near the ends of int64."""
     draw = random.Random(7)
     right = 0
     for _ in range(2000):

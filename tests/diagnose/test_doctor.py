@@ -246,7 +246,7 @@ def conversation(where, noise=2.0):
 
 
 def growing_turns():
-    """All first turns are short, and later ones are the worse, the later."""
+    """All first turns are short, and the later a turn is, the more it differs."""
     model = Model(0, sequences=60, median=200)
     mask = (model.position < 12) | (model.position >= 200)
     growing = (model.position >= 200) * (1.0 + (model.position - 200.0).clamp(min=0.0) / 100.0)

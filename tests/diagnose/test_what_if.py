@@ -38,7 +38,7 @@ from rollout_corr.frameworks.shared.writing import differences
 
 
 def columns():
-    """Make sequences of which thresholds keep some and reject some, and a mask with holes."""
+    """Make sequences that thresholds keep in part and reject in part, and a mask with holes."""
     made = planted_dumps.updated(0, 0.3, sequences=16, median=60)
     made["mask"] = torch.arange(made["token_ids"].numel()) % 7 != 3
     made["advantages"] = torch.tensor([(-1.0) ** s * (1 + s % 3) for s in range(16)])

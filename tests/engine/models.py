@@ -168,7 +168,7 @@ KINDS = {
     ),
 }  # fmt: skip
 RECORDED = ("flat", "peaky", "moe")
-"""Models whose dumps are recorded; the others are held out: no rule of doctor was written with them."""
+"""Models whose dumps are recorded. README.md says which rules of the doctor the others have changed."""
 
 
 def kind_of(model: str) -> Kind:

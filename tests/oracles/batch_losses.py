@@ -78,7 +78,7 @@ def clipped(s, q: Token) -> bool:
 
 
 def eligible(s, tokens: list[Token]) -> list[int]:
-    """The places in the list of which ClipCov draws."""
+    """The places in the list that ClipCov draws from."""
     values = covariances(tokens)
     return [i for i, q in enumerate(tokens) if s.lower < values[i] < s.upper and not clipped(s, q)]
 

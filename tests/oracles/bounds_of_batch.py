@@ -10,7 +10,7 @@ def kept(rule, side, values):
     """True for each value that a rule keeps; NaN is kept by none.
 
     Args:
-        rule: A rule of the package, of which the fields are read.
+        rule: A rule of the package; its fields are read.
         side: "lower" or "upper".
         values: Floats.
     """

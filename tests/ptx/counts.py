@@ -23,7 +23,7 @@ from ptx.machine import Executed
 from ptx.session import compiled
 from rollout_corr.kernels.launches import Launch
 
-# As many as a step of training has, of which few programs run: what a program does once is spread over as many tokens.
+# As many as a step of training has; few programs run: what a program does once is spread over as many tokens.
 TOKENS, PROGRAMS = 1 << 22, 32
 LENGTHS = (131072, 4096, 1500, 400, 64)
 # Those whose speed is asked for most.

@@ -81,7 +81,7 @@ def rows(source: Source) -> Iterator[Row]:
 def of_logits(
     kernels: Callable[[], Any], new: Tensor, mask: Tensor, advantages: Tensor, _: Tensor, **config: Any
 ) -> Any:
-    """Run the kernels on logits of two tokens, of which the first is the batch's."""
+    """Run the kernels on logits of two tokens; the first one is the batch's."""
     at = mask.bool()
     logp = new.where(at, -1.0).float()
     logits = torch.stack((logp, (-logp.exp()).log1p()), -1)

@@ -99,7 +99,7 @@ def rows(source: Source) -> Iterator[Row]:
     ) -> Tensor:
         low, high = eps_clip_low_high or (eps_clip, eps_clip)
         run = made(clip_eps_low=low, clip_eps_high=high, token_level_loss=loss_agg_mode == "token-mean", **config)
-        # The counts over all ranks, of which some have tokens.
+        # The counts over all ranks; some ranks have tokens.
         counts = {
             "batch_num_tokens": given.mask.sum().clamp(min=1),
             "global_batch_size": given.mask.any(1).sum().clamp(min=1),

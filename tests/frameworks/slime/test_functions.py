@@ -90,7 +90,7 @@ def test_nonfinite():
 
 
 class Tools(ModuleType):
-    """Context parallelism over two ranks, of which this is the first: it has the first half of each response."""
+    """Context parallelism over two ranks; this is the first, which has the first half of each response."""
 
     def __init__(self, name, wholes, *layout):
         super().__init__(name)

@@ -65,7 +65,7 @@ class Trainer:
     vllm_importance_sampling_clip_max = 1.2
     vllm_importance_sampling_clip_min = 0.8
     model = SimpleNamespace(training=True)
-    # Of two processes, of which the other one's ratios are twice as far from 0.
+    # Of two processes; the ratios of the other one are twice as far from 0.
     accelerator = SimpleNamespace(num_processes=1, gather=lambda x: torch.stack([x, 2.0 * x]))
 
     def __init__(self):
