@@ -94,6 +94,23 @@ def test_the_specs_of_others_are_read_back_or_refused(framework):
     assert said_here > 0, "no other spec can be said"
 
 
+@pytest.mark.parametrize(
+    ("framework", "key", "low"),
+    [
+        ("molt", "algo.advantage.is_correction_threshold", [0.0, 3.0]),  # a pair of numbers on its command line
+        ("slime", "tis_clip_low", 0.0),
+        ("miles", "tis_clip_low", 0.0),
+        ("areal", "lower", None),
+    ],
+)
+def test_an_open_side_is_null_where_the_default_is(framework, key, low):
+    of_molt = Spec(Weight.token(upper=3.0, token_clamp=30.0), clamp=30.0, nonfinite="neutral")
+    of_areal = Spec(Weight.token(upper=3.0), nonfinite="neutral")
+    spec = {"molt": of_molt, "areal": of_areal}.get(framework, Spec(Weight.token(upper=3.0)))
+    config = spec.to_config(framework)
+    assert config.get("rejection_sampling", config)[key] == low
+
+
 def has_a_setting(framework, text, expected):
     """Tell whether a row has a Spec; verl has no veto and no test of the ratio any more."""
     old = framework == "verl" and ("VETO" in expected or "ratio(" in expected)

@@ -113,15 +113,20 @@ class Template(NamedTuple):
     config: Mapping[str, Any]
     spec: Spec
     bounds: tuple[tuple[Place, Callable[[float], float]] | None, ...]  # for each mark, with what it is of that bound
+    nulls: tuple[bool, ...]  # for each mark, whether its setting is null by default
     kinds: Counter[object]  # of the Spec
 
     def says(self, spec: Spec) -> Iterator[dict[str, Any]]:
-        """Give the settings the numbers of a Spec; an open side is null or 0, or else it is left to its default."""
+        """Give the settings the numbers of a Spec; an open side is null or 0, or else it is left to its default.
+
+        A setting that is a number by default is 0 before it is null, which a flag of a command line cannot be.
+        """
         bounds = _bounds(spec, self.spec)
         choices: list[tuple[object, ...]] = []
-        for place in self.bounds:
+        for place, null in zip(self.bounds, self.nulls, strict=True):
             bound = None if place is None else bounds.get(place[0])
-            choices.append((Left,) if place is None else (None, 0.0, Left) if bound is None else (place[1](bound),))
+            open_side = (None, 0.0, Left) if null else (0.0, None, Left)
+            choices.append((Left,) if place is None else open_side if bound is None else (place[1](bound),))
         for numbers in product(*choices):
             yield _filled(self.config, iter(numbers))
 
@@ -164,9 +169,11 @@ def _templates(framework: str) -> tuple[Template, ...]:
     """All settings that a framework's table has, and what they are read as; the framework may refuse some together."""
     module, made = lookup.part(framework), []
     kinds = ([one for each in alternatives for one in _each(each)] for alternatives in module.WRITTEN)
+    null = [f".{key}" for key, row in rows_in(module.settings({}).rows) if row[0] is None]
     for chosen in product(*kinds):
         config = {name: value for settings in chosen for name, value in settings.items()}
-        trials = [mark.trial + number / 256.0 for number, (_, mark) in enumerate(_marks(config))]
+        marks = list(_marks(config))
+        trials = [mark.trial + number / 256.0 for number, (_, mark) in enumerate(marks)]
         try:
             spec = _read(framework, _filled(config, iter(trials)), {})
         except ValueError:
@@ -176,7 +183,8 @@ def _templates(framework: str) -> tuple[Template, ...]:
             next(((place, back) for holds, back in HELD for place, x in bounds.items() if x == holds(trial)), None)
             for trial in trials
         )
-        made.append(Template(config, spec, tuple(set_by), _kinds(spec)))
+        nulls = [any(key.endswith(f".{name}") for key in null) for name, _ in marks]
+        made.append(Template(config, spec, tuple(set_by), tuple(nulls), _kinds(spec)))
     return tuple(made)
 
 
