@@ -162,7 +162,7 @@ FAULTS = [
           "diagnose/test_doctor.py::test_a_dump_is_named_by_its_cause"),
     ),
     *_in("rollout_corr/diagnose/doctor/wrong_policies.py",
-         "diagnose/test_doctor.py::test_a_temperature_is_estimated_with_its_error",
+         "diagnose/test_doctor.py::test_what_is_found_in_a_dump",
          ('"trainer" if slope > 0 else "engine"', '"trainer" if slope < 0 else "engine"'),
          ("{min(versions, default=0):g}", "{max(versions, default=0):g}"),
     ),
