@@ -21,7 +21,7 @@
 #   make test-wheel   build the wheel and test it from outside the checkout
 #   make files        the files of `rollout-corr eject` against the package, 200 random batches each: half an hour
 #   make attack       try to make it lie, hang or crash: half an hour, by area and seed (tests/attack)
-#   make faults       plant one fault after the other in a copy, and tell which no test notices: half an hour;
+#   make faults       plant one fault after the other in a copy, and tell which no test notices: some minutes;
 #                     ARGS="kernels/gather.py --jobs 2" takes the rows of tests/faults/table.py that contain a text
 #   make ptx          the kernels as compiled code, every variant, without a GPU; CONSTRAINTS says for which Triton.
 #                     make test runs one of each kind
