@@ -26,7 +26,7 @@ from oracles.loss_terms import (
     valid,
     vespo_log_ratio,
 )
-from oracles.numbers import exp
+from oracles.numbers import exp, k3
 from rollout_corr import GPG
 
 STEP = 1e-5
@@ -128,6 +128,13 @@ def is_masked(s, sequence, t, log_probs, x):
     return (a > 0 and q > p and moved > s.high) or (a < 0 and q < p and moved > s.low)
 
 
+def kl_from(kind, term, k, at):
+    """A KL of k next to `at`, where its slope is asked for: a step there may not cross the kink of |k| at 0."""
+    if kind == "abs" and abs(at) <= STEP:
+        return k * ((at > 0) - (at < 0))
+    return kl_value(kind, term, k)
+
+
 def kl_value(kind, term, k):
     if term.bound is not None:
         return clip(kl_value(kind, replace(term, bound=None), k), -term.bound, term.bound)
@@ -139,7 +146,7 @@ def kl_value(kind, term, k):
     if kind == "k2":
         return k * k / 2
     k = clip(k, -term.log_clamp, term.log_clamp)
-    value = math.expm1(-k) + k
+    value = k3(-k)
     return value if term.value_clamp is None else min(value, term.value_clamp)
 
 
@@ -165,11 +172,11 @@ def token_totals(objective, sequence, new, stopped, looked):
     term = objective.kl
     if term is not None:
         for t in known(sequence, s) if term.scope == "all" else losses:
-            value = kl_value(term.kind, term, new[t] - sequence.ref[t])
+            here, at = new[t] - sequence.ref[t], stopped[t] - sequence.ref[t]
+            value = kl_from(term.kind, term, here, at)
             if term.gradient is not None and term.gradient != term.kind:
-                there = kl_value(term.kind, term, stopped[t] - sequence.ref[t])
-                other = kl_value(term.gradient, term, new[t] - sequence.ref[t])
-                value = there + other - kl_value(term.gradient, term, stopped[t] - sequence.ref[t])
+                value = kl_value(term.kind, term, at)
+                value += kl_from(term.gradient, term, here, at) - kl_from(term.gradient, term, at, at)
             if term.weight == "weights" and weights is not None:
                 value *= weights[t]
             if term.weight == "ratio":
@@ -194,11 +201,12 @@ def counts(objective, sequences):
     return [len(valid(q)) for q in sequences]
 
 
-def sequence_term(objective, sequence, n, new, stopped, looked):
-    total = math.fsum(token_totals(objective, sequence, new, stopped, looked).values())
-    if objective.mean.of == "sequence":
-        return total / max(n, 1)  # where nothing trains, a term with scope="all" is a plain sum
-    return total
+def sequence_terms(objective, sequence, n, new, stopped, looked):
+    """What each token adds to the sum over sequences."""
+    totals = token_totals(objective, sequence, new, stopped, looked).values()
+    # Where nothing trains, a term with scope="all" is a plain sum.
+    each = max(n, 1) if objective.mean.of == "sequence" else 1
+    return [total / each for total in totals]
 
 
 def divisor(objective, sequences, given):
@@ -230,12 +238,22 @@ def value(objective, sequences, given=None):
     if objective.kl is not None and objective.kl.mean is not None:
         rest, term, zero, rows = apart(objective, sequences)
         return value(rest, sequences, given) + value(term, zero, rows)
+    return math.fsum(terms_of(objective, sequences)) / divisor(objective, sequences, given)
+
+
+def terms_of(objective, sequences):
+    """What each token adds to the loss, before the divisor."""
     looked = batch_losses.look(objective.surrogate, sequences)
-    terms = [
-        sequence_term(objective, q, n, q.new, q.new, seen)
-        for q, n, seen in zip(sequences, counts(objective, sequences), looked, strict=True)
-    ]
-    return math.fsum(terms) / divisor(objective, sequences, given)
+    parts = zip(sequences, counts(objective, sequences), looked, strict=True)
+    return [x for q, n, seen in parts for x in sequence_terms(objective, q, n, q.new, q.new, seen)]
+
+
+def largest_term(objective, sequences, given=None):
+    """The largest magnitude that a token adds to the loss, of which a sum has the rounding."""
+    if objective.kl is not None and objective.kl.mean is not None:
+        rest, term, zero, rows = apart(objective, sequences)
+        return max(largest_term(rest, sequences, given), largest_term(term, zero, rows))
+    return max(map(abs, terms_of(objective, sequences)), default=0.0) / divisor(objective, sequences, given)
 
 
 def gradient(objective, sequences, given=None):
@@ -256,8 +274,9 @@ def gradient(objective, sequences, given=None):
             for step in (STEP, -STEP):
                 moved = list(q.new)
                 moved[t] += step
-                sides.append(sequence_term(objective, q, n, moved, q.new, seen))
-            row.append((sides[0] - sides[1]) / (2 * STEP) / by)
+                sides.append(sequence_terms(objective, q, n, moved, q.new, seen))
+            # By token: a large one that did not move would hide the others.
+            row.append(math.fsum(a - b for a, b in zip(*sides, strict=True)) / (2 * STEP) / by)
         found.append(row)
     return found
 
