@@ -130,7 +130,7 @@ def _std_of_weight(total: float, squares: float, around_one: float, units: float
 
 
 def _unbiased_std_of_weight(total: float, squares: float, around_one: float, units: float) -> float:
-    """The same divided by units - 1."""
+    """Standard deviation of a weight divided by units - 1, from the sums of `_std_of_weight`; 0 for a single one."""
     if units <= 1:
         return 0.0
     return root(variance_of_weight(total, squares, around_one, units) * units / (units - 1))

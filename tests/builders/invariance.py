@@ -37,7 +37,7 @@ ODD = (0.0, -1e-12, -88.0, -200.0, -1100.0, -1e10, 3.4e38, -3.4e38, 1e4, 100.0, 
 
 @dataclass
 class Drawn:
-    """What a call of a seed is about: its tokens, a Spec or a Loss, and the dtype of its log-probs."""
+    """Tokens, a Spec or a Loss, and the dtype of log-probs, all drawn from one seed."""
 
     rng: random.Random
     tokens: Tokens

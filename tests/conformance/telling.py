@@ -94,8 +94,8 @@ def _showing(row: Row, given: Batch, settings: dict[str, Any], plain: Result) ->
     """The sequences at which results differ from those without a change."""
     try:
         found = row.ours(given, dict(settings))
-    # A planted number may be refused by any check. Batches without an aim meet that too: no aim is needed for it.
-    except Exception:  # noqa: BLE001 - see above
+    except Exception:  # noqa: BLE001 - a planted number may be refused by any check, with an exception of its own
+        # Batches without an aim meet that too: no aim is needed for it.
         return []
     made: set[int] = set()
     rows, tensors = len(given.mask), False

@@ -1,4 +1,4 @@
-"""What a policy loss gives back, and what it refuses."""
+"""Masks and statistics that a policy loss returns, and arguments that it refuses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What must not change a bit of turns, and the ways to say where they are. Loops judge them in test_random_calls.py."""
+"""Layouts and forms of turns that change no bit. Their values are judged by loops in test_random_calls.py."""
 
 from __future__ import annotations
 

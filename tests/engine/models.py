@@ -116,7 +116,7 @@ CONFIG = {
 
 @dataclass(frozen=True)
 class Kind:
-    """What a model is, what it learns and what it is asked.
+    """A kind of model: its architecture, its training text and its prompts.
 
     Attributes:
         steps: Of training.

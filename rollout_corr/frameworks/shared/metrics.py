@@ -1,4 +1,4 @@
-"""What several frameworks' metrics share: sums without the native clamps, and parts of formulas."""
+"""Sums without the native clamps, and parts of formulas, for the metrics of several frameworks."""
 
 from __future__ import annotations
 

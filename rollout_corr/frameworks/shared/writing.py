@@ -189,7 +189,7 @@ def _templates(framework: str) -> tuple[Template, ...]:
 
 
 def _kinds(spec: Spec) -> Counter[object]:
-    """What a Spec is made of, apart from its bounds; its parts count more than their fields."""
+    """Count the parts of a Spec and their fields, without bounds; a part counts three times as much as a field."""
     plain = _plain(spec)
     parts = [_kind(plain.weight), *((c.stat, c.over, c.reduce) for c in plain.criteria)]
     of_parts = [(name, getattr(c, name)) for c in plain.criteria for name in ("when", "drop", "of")]

@@ -250,7 +250,7 @@ class Trainer:
 
     @property
     def written(self) -> Alternatives:
-        """What can be written: `vllm_importance_sampling_*` and `off_policy_mask_threshold`."""
+        """The table of settings for `to_config`: `vllm_importance_sampling_*` and `off_policy_mask_threshold`."""
         modes = tuple(f"{level}_{way}" for level in self.levels for way in ("truncate", "mask"))
         corrects = {CORRECTION: True, MODE: modes, **{setting: mark for setting, (_, mark) in self.bounds.items()}}
         return ({CORRECTION: False}, corrects), ({"off_policy_mask_threshold": (None, HIGH)},)
