@@ -291,6 +291,9 @@ class Reader:
                 f"{name}: expected shape {shape_of(self.first)} (per token), [{self.count}] or "
                 f"[{self.count}, 1] (per sequence), got {shape_of(flat)}"
             )
+        if isinstance(given, (list, tuple)) and not given and isinstance(flat, Tensor) and flat.dtype not in dtypes:
+            # A list without a sample has no dtype.
+            flat = flat.to(dtypes[0])
         return self.detached(checked_tensor(name, flat, dtypes, self.first, self.leader)), False
 
     def external(self, wanted: Iterable[str | None], external: Mapping[str, LogProbs] | None) -> dict[str, Tensor]:

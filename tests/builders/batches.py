@@ -433,7 +433,7 @@ def compare_some(got, wanted, spec, tolerance, case, condition=1.0):
                 allowed *= max(1.0, -least, most) / max(1.0, abs(value))
         if key == "prob_correlation":
             allowed *= max(1.0, condition)
-        if "ppl" in key and "log" not in key and value > 0.0:
+        if (("ppl" in key and "log" not in key) or "chi2" in key) and value > 0.0:
             # An exponential is off by what its exponent is, and that by its size.
             allowed *= max(1.0, abs(math.log(value)))
         assert error(found, value) <= allowed, f"{key}: {got[key]} for {wanted[key]}: {case}"

@@ -17,7 +17,7 @@ import rollout_corr as rc
 from builders import invariance
 from builders.invariance import behind_garbage, odd, run
 from builders.judges import Told
-from builders.rounding import assert_near, is_near
+from builders.rounding import FORMULA, assert_near, is_near, near
 from builders.same_bits import assert_same_results, assert_same_statistics, pick
 from frozen.generator import Layout
 
@@ -104,9 +104,18 @@ def lost(drawn, tokens=None, layout=invariance.PACKED, garbage=0, **given):
     return out.value.item(), Told(call).held.read(list(found) if isinstance(new, list) else found[0]), out
 
 
-def assert_alike(one, other, order=None):
+def assert_same_slopes(drawn, found, wanted):
+    if isinstance(drawn.loss.surrogate, rc.SAPO):
+        # Its sigmoid may have other last bits at the end of a vector: docs/loss_math.md excepts it on a CPU.
+        assert [len(row) for row in found] == [len(row) for row in wanted]
+        found, wanted = ([x for row in rows for x in row] for rows in (found, wanted))
+        wanted = near(wanted, drawn.dtype, FORMULA, 0.0)
+    assert found == wanted
+
+
+def assert_alike(drawn, one, other, order=None):
     assert is_near(other[0], one[0])
-    assert other[1] == (one[1] if order is None else [one[1][s] for s in order])
+    assert_same_slopes(drawn, other[1], one[1] if order is None else [one[1][s] for s in order])
     assert torch.equal(one[2].statistics.maxima, other[2].statistics.maxima)
     assert_near(one[2].statistics.sums, other[2].statistics.sums)
 
@@ -119,13 +128,13 @@ def test_a_loss(block):
         given = {"scale": True} if seed % 3 == 0 else {}
         whole, order = lost(drawn, **given), drawn.order()
         assert math.isfinite(whole[0]) and all(map(math.isfinite, whole[2].metrics().values())), seed
-        assert_alike(whole, lost(drawn, layout=drawn.layout, **given))
-        assert_alike(whole, lost(drawn, drawn.tokens.sequences(order), **given), order)
-        assert_alike(whole, lost(drawn, behind_garbage(drawn.tokens, random.Random(seed)), GAPS, seed, **given))
+        assert_alike(drawn, whole, lost(drawn, layout=drawn.layout, **given))
+        assert_alike(drawn, whole, lost(drawn, drawn.tokens.sequences(order), **given), order)
+        assert_alike(drawn, whole, lost(drawn, behind_garbage(drawn.tokens, random.Random(seed)), GAPS, seed, **given))
         if drawn.loss.mean.over != "rows" and (drawn.loss.kl is None or drawn.loss.kl.mean is None):
             more, places = drawn.with_empty_ones()
             value, slopes, out = lost(drawn, more, drawn.layout, **given)
-            assert_alike(whole, (value, [slopes[s] for s in places], out))
+            assert_alike(drawn, whole, (value, [slopes[s] for s in places], out))
         if drawn.loss.kl is not None and drawn.loss.kl.mean is not None:
             continue
         drawn.loss = replace(drawn.loss, mean=replace(drawn.loss.mean, over="original"))
@@ -133,7 +142,7 @@ def test_a_loss(block):
         whole = lost(drawn, **given)
         parts = [lost(drawn, drawn.tokens.sequences(places), **given) for places in drawn.parts()]
         assert is_near(sum(part[0] for part in parts), whole[0])
-        assert [row for part in parts for row in part[1]] == whole[1]
+        assert_same_slopes(drawn, [row for part in parts for row in part[1]], whole[1])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -88,6 +88,11 @@ def test_a_label_has_the_metrics_of_its_tokens(layout):
         assert found["label/tokens_outside"] == sum(v not in (0, 1, 2) for v in valid) > 0
 
 
+def test_a_list_without_samples_has_labels_without_ids():
+    out = rc.correct([], [], rc.Batch(labels={"place": rc.Labels([], ["a", "b"])}), spec=rc.Spec())
+    assert out.metrics()["tokens"] == 0
+
+
 def test_one_label_for_all_has_the_metrics_of_the_batch():
     """Of Specs with turns, prefixes and decay too; sums in another order are off by a rounding."""
     for seed in range(8):
