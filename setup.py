@@ -57,7 +57,7 @@ RELEASE = ["build>=1.2", "twine>=6.1"]
 
 
 def description() -> str:
-    """README; on an index its links lead to the repository, as there is no file beside it."""
+    """README; on an index its links lead to the repository, as there is no file next to it."""
     text = (HERE / "README.md").read_text(encoding="utf-8")
     if not REPOSITORY:
         return text

@@ -10,7 +10,7 @@ from collections import Counter
 # What packaging adds.
 ADDED = re.compile(r"rollout_corr-[^/]+\.dist-info/.*|rollout_corr\.egg-info/.*|PKG-INFO|setup\.cfg")
 # What a source distribution holds besides the package.
-BESIDE = {"LICENSE", "README.md", "pyproject.toml", "setup.py"}
+TOP_LEVEL = {"LICENSE", "README.md", "pyproject.toml", "setup.py"}
 
 
 def sources() -> set[str]:
@@ -29,7 +29,7 @@ def check(file: str) -> None:
     else:
         with tarfile.open(file) as archive:
             held = [member.name.partition("/")[2] for member in archive.getmembers() if member.isfile()]
-        expected = sources() | BESIDE
+        expected = sources() | TOP_LEVEL
     twice = [name for name, count in Counter(held).items() if count > 1]
     strange = [name for name in set(held) - expected if not ADDED.fullmatch(name)]
     missing = expected - set(held)

@@ -48,11 +48,11 @@ def step(held: Inputs) -> Outputs:
 
 def captured(held: Inputs) -> Callable[[], Outputs]:
     """Capture a step, and give its replay; inputs and outputs stay where they are."""
-    beside = torch.cuda.Stream()
-    beside.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(beside):
+    warmup = torch.cuda.Stream()
+    warmup.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(warmup):
         step(held)  # compiles the kernels, and brings the thresholds to the device: neither can be captured
-    torch.cuda.current_stream().wait_stream(beside)
+    torch.cuda.current_stream().wait_stream(warmup)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         outputs = step(held)

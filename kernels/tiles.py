@@ -200,7 +200,7 @@ def places_of(first, TILING: tl.constexpr):
 
 @triton.jit
 def zeros_by(x):
-    """Make int32 zeros that threads divide as they do the log-probs, of which x is computed.
+    """Make int32 zeros that threads divide as they do the log-probs from which x is computed.
 
     A loop carries a tensor by the layout it begins with, and constants have another: what such a loop gives would go
     through shared memory. Not a constant to Triton, this is one to LLVM.

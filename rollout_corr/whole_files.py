@@ -35,17 +35,17 @@ def write_whole(path: str | Path, content: str | bytes) -> None:
     if old is not None and not os.access(target, os.W_OK):
         # A rename needs permission for the folder alone, and would replace a file that was made read-only on purpose.
         raise PermissionError(13, "Permission denied", str(path))
-    beside = target.with_name(f".rollout-corr-{token_hex(8)}.part")
+    part = target.with_name(f".rollout-corr-{token_hex(8)}.part")
     # "x" and not tempfile: a new file gets the permissions that open() gives.
-    file = open(beside, "xb")  # noqa: SIM115 - closed below, before the rename
+    file = open(part, "xb")  # noqa: SIM115 - closed below, before the rename
     try:
         with file:
             file.write(data)
             if old is not None:
-                beside.chmod(stat.S_IMODE(old))
+                part.chmod(stat.S_IMODE(old))
             file.flush()
             os.fsync(file.fileno())
-        beside.replace(target)
+        part.replace(target)
     except BaseException:
-        beside.unlink(missing_ok=True)
+        part.unlink(missing_ok=True)
         raise

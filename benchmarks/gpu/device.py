@@ -18,7 +18,7 @@ from torch.profiler import profile, record_function, supported_activities
 from benchmarks.cpu.memory import Memory
 from benchmarks.gpu import trace
 
-# A millisecond or two: long beside the two events around it.
+# A millisecond or two: long compared with the two events around it.
 TICKS = 2_000_000
 
 Call = Callable[[], object]

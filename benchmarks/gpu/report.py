@@ -59,7 +59,7 @@ class Step:
         seconds: That it may take.
         may_be_cut: Shows what it has found when its time is over, and has not failed unless that is wrong.
         needs: A program that must be installed, or the step is not run.
-        environment: Added to that of the report.
+        environment: Variables to add to the report's own.
     """
 
     name: str

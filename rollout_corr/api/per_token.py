@@ -197,7 +197,7 @@ _LEAST_LOG = -745.0
 
 
 def decayed_suffix_sums(x: Tensor, sequence: Tensor, decay: float) -> Tensor:
-    """Sum decay^(u - t) x_u over the tokens u at and behind t of its sequence, [N]; `sequence` is that of each token.
+    """Sum decay^(u - t) x_u over the tokens u at and behind t of its sequence, [N]; `sequence` is [N].
 
     Each round doubles the tokens that a sum covers, until decays are 0: no value is read, and no sum depends
     on what is packed around a sequence.

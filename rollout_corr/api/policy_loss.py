@@ -271,8 +271,8 @@ def _run(request: LossRequest, corrected: tuple[OpenBatch, Spec] | None) -> Poli
         value, found = _reduced(request, task)
     else:
         value, found = _reduced(request, replace(task, objective=replace(wanted, kl=None)))
-        penalty, beside = _reduced(request, _penalty_apart(request, task, kl, kl.mean))
-        vector = loss_metrics.with_kl_of(found.statistics, beside.statistics, wanted)
+        penalty, apart = _reduced(request, _penalty_apart(request, task, kl, kl.mean))
+        vector = loss_metrics.with_kl_of(found.statistics, apart.statistics, wanted)
         value, found = value + penalty, found._replace(statistics=vector)
     statistics = Statistics(None, found.statistics, wanted)
     if request.entropy is not None:
@@ -534,7 +534,7 @@ _known_spec_to_run = cached(maxsize=256)(_spec_to_run)
 def bonus_of(request: LossRequest, bonus: EntropyBonus, task: LossTask, divisor: Tensor) -> Tensor:
     """0-d float64: the term of the loss, of this rank's tokens, with its gradient to the caller's entropy.
 
-    A token that the loss leaves out does not train; the divisor is that of the policy loss.
+    A token that the loss leaves out does not train; the policy loss gives the divisor.
     """
     batch, objective = request.tensors.batch, request.objective
     assert request.entropy is not None

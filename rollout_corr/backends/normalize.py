@@ -62,7 +62,7 @@ def divide(result: Result, batch: OpenBatch, spec: Spec, groups: Ranks) -> None:
     if not spec.apply:
         result.weights = result.mask = None
     divisors = divisors_of(mean, divides, counted)
-    result.statistics = replace(result.statistics, spec=spec).beside(Extra(divisors=True), *divisors)
+    result.statistics = replace(result.statistics, spec=spec).followed_by(Extra(divisors=True), *divisors)
 
 
 def _totals(batch: OpenBatch, weights: Tensor, spec: Spec, groups: Ranks) -> Tensor:

@@ -103,7 +103,7 @@ def run_fused(batch: OpenBatch, spec: Spec) -> Result:
     if batch.labels:
         with torch.no_grad():
             for one, found in zip(batch.labels, whole.statistics_of_labels(batch, spec, batch.labels), strict=True):
-                result.statistics = result.statistics.beside(Extra((one.labels,)), *found)
+                result.statistics = result.statistics.followed_by(Extra((one.labels,)), *found)
     return result
 
 

@@ -129,7 +129,7 @@ def _finished(result: Result, batch: OpenBatch, spec: Spec, groups: Ranks) -> Re
         if result.weights is not None and spec.weight is not None and spec.weight.decay is not None:
             # A version that is newer than the current one does not raise its weight.
             result.weights = result.weights * spec.weight.decay ** batch.ages().clamp(min=0.0)
-        result.statistics = result.statistics.beside(Extra(ages=True), *_statistics_of_ages(result, batch))
+        result.statistics = result.statistics.followed_by(Extra(ages=True), *_statistics_of_ages(result, batch))
     if batch.bounds is not None:
         result.statistics = _with_bounds(result.statistics, batch.bounds, spec)
     if batch.weights_out is not None or batch.mask_out is not None:
@@ -165,7 +165,7 @@ def _with_bounds(statistics: Statistics, bounds: KnownBounds, spec: Spec) -> Sta
     from .bounds_of_batch import bounds_by_place
 
     places, found = bounds_by_place(spec, bounds)
-    return statistics.beside(Extra(bounds=places), *extra.bounds_of(found))
+    return statistics.followed_by(Extra(bounds=places), *extra.bounds_of(found))
 
 
 def _normalize(result: Result, batch: OpenBatch, spec: Spec, groups: Ranks) -> None:
@@ -215,7 +215,7 @@ def mask_back(batch: OpenBatch, edited: Tensor | None) -> Any:
 
 
 def statistics_of_entropy(
-    entropy: Tensor, batch: OpenBatch, groups: Ranks, beside: Statistics | None = None
+    entropy: Tensor, batch: OpenBatch, groups: Ranks, before: Statistics | None = None
 ) -> Statistics:
     """Append the statistics of entropy, in the shape of the batch, to those of a correction, or make them alone.
 
@@ -230,6 +230,6 @@ def statistics_of_entropy(
         sequences.start("entropy: the sums of each sequence")
         sequences.wait()
         sums, maxima = entropy_of(*tokens, sequences, valid, groups.first())
-    if beside is None:
+    if before is None:
         return Statistics(None, torch.cat([sums, maxima]), extra=Extra(entropy=True))
-    return beside.beside(Extra(entropy=True), sums, maxima)
+    return before.followed_by(Extra(entropy=True), sums, maxima)

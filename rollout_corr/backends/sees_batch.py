@@ -36,7 +36,7 @@ def mixed(x: Tensor) -> Tensor:
     """Mix the bits of int64: each bit of the result depends on every bit of x."""
     x = x + INCREMENT
     for shift, factor in MIXES:
-        # The shift of an int64 is arithmetic, that of the generator logical.
+        # An int64 is shifted arithmetically; the generator shifts logically.
         x = (x ^ ((x >> shift) & ((1 << (64 - shift)) - 1))) * factor
     return x
 

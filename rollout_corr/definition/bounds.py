@@ -84,7 +84,7 @@ def _clamped(ratio: Tensor, least: Bound, most: Bound) -> Tensor:
 
 
 def grown(lower: Bound, upper: Bound, growth: Tensor | None) -> tuple[Bound, Bound]:
-    """Multiply bounds, those of a ratio as logs; an open side stays open."""
+    """Multiply bounds; a ratio's are logs. An open side stays open."""
     if growth is None:
         return lower, upper
     return None if lower is None else lower * growth, None if upper is None else upper * growth

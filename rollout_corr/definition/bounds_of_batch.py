@@ -6,7 +6,7 @@ for a rule that does not keep that, the number next to it on the side of those b
 bound the side is open.
 NaN has no place in the order: it counts in nothing and is beyond every bound. Where groups decide, each is a batch.
 
-Its counts and sums are integers, so neither the order of equal values nor what lies beside them changes a bit.
+Its counts and sums are integers, so neither the order of equal values nor what lies between them changes a bit.
 `by_sample_size` finds the bound of the rule that keeps an effective sample size. No value is read on the host.
 """
 
@@ -113,7 +113,7 @@ def by_sort(rule: Counting, side: Side, values: Tensor, groups: Tensor | None = 
         rule: The rule.
         side: The side that it bounds.
         values: [n], where NaN counts in nothing.
-        groups: [n] int64, the group of each value, `count` for those of none; None: the batch decides.
+        groups: [n] int64, the group of each value, `count` for a value of no group; None: the batch decides.
         count: How many groups there are. One without a value has the bound NaN; the last bound is of no group.
     """
     columns = max(count, 1)

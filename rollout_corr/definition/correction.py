@@ -218,7 +218,7 @@ class Outcome:
 
     @property
     def counted(self) -> Tensor | None:
-        """Bool per unit: those of `among` whose value statistics take, which of the caller's values are the finite."""
+        """Bool per unit: the units of `among` whose value statistics take; of a caller's values, the finite ones."""
         if not self.criterion.statistic.may_be_nan():
             return self.among
         finite = self.value.isfinite()
@@ -282,7 +282,7 @@ def decide(
     bounds: BoundsOfBatch | None = None,
     groups: Tensor | None = None,
 ) -> Decision:
-    """Run every criterion, those of tokens first, because with sums_over="kept" the others run over survivors.
+    """Run every criterion, token criteria first, because with sums_over="kept" the others run over survivors.
 
     Args:
         tokens: train and rollout.
@@ -351,7 +351,10 @@ def survivors(
 def decide_tokens(
     criterion: Criterion, tokens: Tokens, among: Tensor | None, asked: Asked, standing: Tensor | None = None
 ) -> Outcome:
-    """Test every token of `among` that `when` selects, alone or with those of `among` before it, where `standing`."""
+    """Test every token of `among` that `when` selects.
+
+    A token is tested alone or, where `standing`, together with the tokens of `among` before it.
+    """
     spec, advantages, external = asked.spec, asked.advantages, asked.external
     value = tested = statistic(criterion, tokens, external)
     on, growth = threshold_of(criterion).on, None

@@ -32,10 +32,10 @@ class CriterionFacts:
 
 @dataclass(eq=False, repr=False)
 class TurnFacts:
-    """All that the statistics of turns need, [U] each. Those of a weight have no meaning where none is of turns."""
+    """All that the statistics of turns need, [U] each. A weight's have no meaning where none is of turns."""
 
     tokens: Tensor  # int64, valid tokens
-    measured: Tensor  # int64, those of them that are measured
+    measured: Tensor  # int64, how many of them are measured
     keep: Tensor  # bool, not rejected, nor its sequence; True without a valid token
     place: Tensor  # int64, FIRST, MIDDLE or LAST
     d: Tensor  # the sum of D
@@ -50,14 +50,14 @@ class TurnFacts:
 
 @dataclass(eq=False, repr=False)
 class SequenceFacts:
-    """All that the statistics of sequences need, [S] each. Those of a weight have no meaning where there is none."""
+    """All that the statistics of sequences need, [S] each. A weight's have no meaning where there is none."""
 
     criteria: list[CriterionFacts]  # in the order in which they were run
     tokens: Tensor  # int64, valid tokens
-    measured: Tensor  # int64, those of them that are measured
-    nonfinite: Tensor | None  # int64, those of them whose D is NaN or infinite; None: there is none
-    differing: Tensor  # int64, those of them whose two log-probs differ
-    kept: Tensor  # int64, those of them that are not rejected
+    measured: Tensor  # int64, how many of them are measured
+    nonfinite: Tensor | None  # int64, how many of them have a D that is NaN or infinite; None: there is none
+    differing: Tensor  # int64, how many of them have two log-probs that differ
+    kept: Tensor  # int64, how many of them are not rejected
     keep: Tensor  # bool
     train: Tensor  # the sum of train_logp
     rollout: Tensor  # the sum of rollout_logp

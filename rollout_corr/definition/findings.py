@@ -37,7 +37,7 @@ class Decided(NamedTuple):
 
     tokens: Tokens
     n_valid: Tensor  # [S] int64, the valid tokens of each sequence
-    n_measured: Tensor  # [S] int64, those of them that are measured
+    n_measured: Tensor  # [S] int64, how many of them are measured
     decision: Decision
 
 

@@ -289,7 +289,7 @@ class Read(NamedTuple):
     everywhere: Tensor | None  # bool per token: it is valid, and known or passed on
     counted: Tensor | None  # bool per token: it trains too
     n: Tensor  # [S] int64, the trained tokens
-    new: Tensor  # those of `everywhere`, 0 elsewhere; so are x and weights
+    new: Tensor  # as of `everywhere`, 0 elsewhere; so are x and weights
     x: Tensor
     weights: Tensor | None
     tokens: TokensThatTrain  # those that train, as a surrogate reads them

@@ -5,7 +5,7 @@ each sequence up, `divisors_of` makes means of the totals of sequences or groups
 so a mean is the same to the bit whatever is packed around a sequence and however sequences and groups lie on ranks.
 
 Each unit counts once: of a weight of tokens every valid token, of turns or sequences every one with a valid token; but
-in the mean of one sequence turns count by their tokens. Rejected units count. Those of a sequence that a non-finite D
+in the mean of one sequence turns count by their tokens. Rejected units count. Units of a sequence that a non-finite D
 rejects do not, because their weights are 0 whatever `rejected` says.
 """
 

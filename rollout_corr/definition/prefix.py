@@ -4,7 +4,7 @@ Running sums are sums of integers on the grids of tokens.py, taken to a float at
 no neighbor, layout or split, and at the last token it is the sum that sequences aggregate. Log-probs in float64 have
 limbs of their own here, because a running float sum would let sequences of one pack take part in each other's rounding.
 
-A token that does not count (`among` is False there) adds nothing: its prefix is that of the token before.
+A token that does not count (`among` is False there) adds nothing: it has the prefix of the token before.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def log_of_weight(weight: Weight, tokens: Tokens, among: Tensor | None) -> Tenso
 
 
 def places(tokens: Tokens, among: Tensor | None, within: str) -> Tensor:
-    """The place of each token among those of its sequence or turn that count, from 1; 1 before the first, too."""
+    """The place of each token among the tokens of its sequence or turn that count, from 1; 1 before the first, too."""
     return tokens.units(within).running(_counted(tokens, among)).clamp(min=1)
 
 

@@ -100,7 +100,7 @@ class Rows(Whole):
 def scan_max(x: Tensor, place: Tensor, before: bool) -> Tensor:
     """The largest x up to each token, in steps that double: exact in every dtype, NaN stays, no value is read.
 
-    `place` is that of each token in its sequence, from 0. With `before` the token itself is left out; before the first
+    `place` is each token's place in its sequence, from 0. With `before` the token itself is left out; before the first
     there is -inf.
     """
     if before and x.shape[-1]:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from .sequences import Packed, Sequences
 
-# The place of a turn among those of its sequence that have a measured token; an only one is the first.
+# The place of a turn among the turns of its sequence with a measured token; an only one is the first.
 FIRST, MIDDLE, LAST = range(3)
 
 
@@ -25,7 +25,7 @@ class Turns:
         units: Which tokens belong to which turn.
         of_sequences: Which turns belong to which sequence.
         n_valid: [U] int64, the valid tokens of each turn.
-        nonfinite: [U] int64, those of them whose D is NaN or infinite; None: there is none.
+        nonfinite: [U] int64, how many of them have a D that is NaN or infinite; None: there is none.
     """
 
     units: Sequences
@@ -59,7 +59,7 @@ class Turns:
 def turns_within(offsets: Tensor, of_sequences: Tensor) -> Packed:
     """Which turns belong to which sequence, from where both lie among the tokens.
 
-    Offsets of sequences are among those of the turns. Turns behind the last sequence hold no token and belong to none.
+    Offsets of sequences are offsets of turns too. Turns behind the last sequence hold no token and belong to none.
     """
     count = offsets.shape[0] - 1
     # Offsets of a device, which are not checked, may end before the sequences do.

@@ -47,8 +47,8 @@ def compute_rollout_correction_and_rejection_mask(
         old_log_prob: [B, T], by the policy that trains.
         rollout_log_prob: [B, T], by the engine that sampled.
         response_mask: [B, T], 1 at valid tokens.
-        rollout_is, rollout_is_threshold, rollout_is_batch_normalize, rollout_rs, rollout_rs_threshold: Those of
-            `algorithm.rollout_correction`; refused where they are not CONFIG.
+        rollout_is, rollout_is_threshold, rollout_is_batch_normalize, rollout_rs, rollout_rs_threshold: The settings
+            of `algorithm.rollout_correction`; refused where they are not CONFIG.
 
     Returns:
         A DataProto with "rollout_is_weights", or None; the mask after rejection; metrics under "rollout_corr/".
@@ -143,7 +143,7 @@ def custom_tis(
     """slime's `--custom-tis-function-path`, of whole samples: not under context parallelism.
 
     Args:
-        args: slime's arguments, of which none is read.
+        args: slime's arguments; none is read.
         pg_loss: [N], the policy loss of the tokens of all samples.
         train_log_probs: A 1-D tensor a sample, by the policy that trains.
         rollout_log_probs: Likewise, by the engine that sampled.

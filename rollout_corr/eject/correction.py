@@ -279,7 +279,7 @@ def _check(train_logp: Tensor, rollout_logp: Tensor, mask: Tensor | None, cu_seq
     shape = train_logp.shape
     for name, x in (("rollout_logp", rollout_logp), ("mask", mask)):
         if x is not None and x.shape != shape:
-            raise ValueError(f"{name}: expected shape {list(shape)}, that of train_logp, got {list(x.shape)}")
+            raise ValueError(f"{name}: expected shape {list(shape)} like train_logp, got {list(x.shape)}")
     for name, x in (("train_logp", train_logp), ("rollout_logp", rollout_logp)):
         if not x.is_floating_point():
             raise ValueError(f"{name}: expected floats, got {x.dtype}")

@@ -1,7 +1,7 @@
 """Rollout correction in two Triton launches: weights of tokens, rejection of sequences, and the sums of ten metrics.
 
 D = train_logp - rollout_logp is the log-ratio of a token, exp(D) its importance weight. A sequence is kept if the
-geometric mean of its ratios, exp(mean D), lies within bounds, if no token's ratio lies outside those of the veto, and
+geometric mean of its ratios, exp(mean D), lies within bounds, if no token's ratio lies outside the veto's, and
 if no D is NaN or infinite. Read from top to bottom: two kernels, what launches them, a reference in plain torch. They
 need torch, and Triton 3.5 or newer.
 
@@ -48,7 +48,7 @@ class Settings:
     lower: float | None = None  # of the weight of a token
     upper: float | None = 2.0
     outside: str = "clamp"  # "clamp" | "zero": what a weight outside of its bounds becomes
-    clamp: float = 20.0  # the largest |D| of which exp is taken
+    clamp: float = 20.0  # |D| is clamped to this before exp
     geometric_lower: float | None = None  # of exp(mean D) of a sequence that is kept
     geometric_upper: float | None = None
     veto_lower: float | None = None  # of each token of a sequence that is kept
@@ -406,7 +406,7 @@ def correct(
 
     Args:
         train_logp: [N], [1, N] or [B, T] fp32, bf16 or fp16: log-probs of the trainer. Rows may lie apart.
-        rollout_logp: Shaped like it: those of the engine that sampled the tokens.
+        rollout_logp: Shaped like it: log-probs of the engine that sampled the tokens.
         mask: Shaped like it, any dtype: a token is valid where this is not 0. None: all are.
         cu_seqlens: [S + 1] int32 or int64: where sequences begin and end in [N]. Tokens of none get weight 0 and mask
             0. None: every row of [B, T] is a sequence.

@@ -36,7 +36,7 @@ class Settings:
     kl_coef: float = 0.0
     kl_clamp: float = 20.0  # k3: k is clamped to +-kl_clamp
     kl_most: float | None = None  # k3 is at most this
-    kl_gradient: str | None = None  # "k2": the gradient is that of k2, whose mean is the gradient of the mean of k3
+    kl_gradient: str | None = None  # "k2": it has the gradient of k2, whose mean is the gradient of the mean of k3
     kl_factor: str | None = None  # multiplied by the differentiable "ratio", or by the "weights"
     mean: str = "token"  # over tokens; over sequences of their means, "sequence", or sums, "sequence_sum"; or the "sum"
     over: str = "original"  # counted are all valid tokens, or those "kept" in training; of sequences also empty "rows"
@@ -100,7 +100,7 @@ def policy_loss(
 
     def flat(x: Tensor) -> Tensor:
         if x.shape != new_logp.shape:
-            raise ValueError(f"expected shape {list(new_logp.shape)}, that of new_logp, got {list(x.shape)}")
+            raise ValueError(f"expected shape {list(new_logp.shape)} like new_logp, got {list(x.shape)}")
         return x.reshape(-1).to(dtype)
 
     if advantages.shape == new_logp.shape:

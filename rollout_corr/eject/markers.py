@@ -18,7 +18,7 @@ from typing import Any
 
 # What a test may consist of; anything else is decided at run time.
 PLAIN = (ast.Compare, ast.cmpop, ast.Attribute, ast.Name, ast.Constant, ast.Tuple, ast.expr_context)
-# The names by which a file calls objects of its classes; those of others are read as any attribute is.
+# The names by which a file calls objects of its classes; objects of other classes are read as any attribute is.
 OWNERS = {"Settings": ("settings", "self"), "Criterion": ("criterion",)}
 
 Definition = (ast.FunctionDef, ast.ClassDef)
@@ -270,6 +270,6 @@ def _last(node: ast.stmt) -> int:
 
 
 def _span(node: Any) -> range:
-    """The numbers of the lines of a node, with those of its decorators."""
+    """The line numbers of a node and its decorators."""
     first = min([node.lineno, *(decorator.lineno for decorator in getattr(node, "decorator_list", ()))])
     return range(first, (node.end_lineno or first) + 1)

@@ -44,7 +44,7 @@ def _weighs_tokens(spec: Spec) -> bool:
 
 
 def _squares_its_own(spec: Spec) -> bool:
-    """Whether a weight of tokens has squares around 1 that are not those of the ratio."""
+    """Whether a weight of tokens has squares around 1 that differ from the ratio's."""
     return spec.weight is not None and spec.weight.per_token and not spec.weight.is_token_ratio
 
 
@@ -103,8 +103,8 @@ def _weights(at: At, when: Callable[[Spec], bool], squares_its_own: Callable[[Sp
     ]
 
 
-# In the order of `Statistics`, where sums and maxima, and those of tokens and of sequences, are stretches of their own.
-# The rows of criteria follow, then those of FULL.
+# In the order of `Statistics`, where sums and maxima, of tokens and of sequences, are stretches of their own.
+# The rows of criteria follow, then FULL.
 AGGREGATES: list[Aggregate] = [
     over_tokens("abs_d", "sum", lambda f: f.tokens.size),
     over_tokens("d2", "squares", lambda f: f.tokens.saturated),
@@ -163,7 +163,7 @@ AGGREGATES: list[Aggregate] = [
 
 
 def criterion_aggregates(criterion: Criterion, own: str) -> list[Aggregate]:
-    """The rows of a criterion, whose name in those of statistics is `own`."""
+    """The rows of a criterion; `own` is its name in the statistics."""
     label, value, per_token = criterion.label, f"{own}/value", criterion.per_token
     names = (value, f"{value}2"), both_ends(value)
 
@@ -207,7 +207,7 @@ def _moments(
 ) -> tuple[Number, Number, Number, Number]:
     """Sum, sum of squares, maximum and -minimum of a criterion's value over its units.
 
-    Sums of a ratio are around 1, and so are ends in float64, which those of tokens need not be.
+    Sums of a ratio are around 1, and so are ends in float64, which tokens' need not be.
     """
     end = None
     if criterion.statistic.log_space:
@@ -304,9 +304,9 @@ class Rows(NamedTuple):
     """Rows that are taken together, apart by how."""
 
     each: tuple[tuple[str, Callable[[AllSequences], Tensor]], ...]  # sums of a value of each sequence or turn
-    # What gives several numbers, the names of the sums among them, and those of the maxima, which follow.
+    # What gives several numbers, the names of its sums, and of the maxima that follow.
     several: tuple[tuple[Callable[..., tuple[Number, ...]], tuple[str, ...], tuple[str, ...]], ...]
-    columns: OfColumns  # those of both that are of columns
+    columns: OfColumns  # the sums and maxima of columns
 
     @classmethod
     def of(cls, rows: list[Aggregate]) -> Rows:
@@ -330,7 +330,7 @@ class Rows(NamedTuple):
 
 @cached(maxsize=256)
 def aggregates_of(spec: Spec, names: tuple[str, ...] | None = None) -> list[Aggregate]:
-    """The rows of the statistics under a Spec; `names` are those of the criteria in them, None: their labels."""
+    """The rows of the statistics under a Spec; `names` names the criteria in them, None: their labels."""
     own = tuple(criterion.label for criterion in spec.criteria) if names is None else names
     rows = [row for row in AGGREGATES if row.when(spec)]
     for criterion, name in zip(spec.criteria, own, strict=True):

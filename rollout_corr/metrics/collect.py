@@ -209,7 +209,7 @@ class Collector:
             sums |= self._named(HISTOGRAM_OF_WEIGHTS, histogram(weighed, counted))
         every = [*map(sums.__getitem__, plan.sums), *map(maxima.__getitem__, plan.maxima)]
         whole = Statistics(spec, _stack(every, self._on_host))
-        return whole if self._labels is None else self._labels.beside(whole, view)
+        return whole if self._labels is None else self._labels.behind(whole, view)
 
     def _stacked(self, blocks: Sequence[Numbers]) -> Tensor:
         return torch.stack([_stack(numbers.values(), self._on_host) for numbers in blocks])
@@ -261,10 +261,10 @@ class LabelCollector:
             every.append((sums.view(-1), maxima.view(-1)))
         return every
 
-    def beside(self, whole: Statistics, view: AllSequences) -> Statistics:
-        """Append the statistics of all labels to those of the batch."""
+    def behind(self, whole: Statistics, view: AllSequences) -> Statistics:
+        """Append the statistics of all labels to the statistics of the batch."""
         sums, maxima = (torch.cat(parts) for parts in zip(*self.of_labels(view), strict=True))
-        return whole.beside(Extra(tuple(labels for labels, _, _ in self._labels)), sums, maxima)
+        return whole.followed_by(Extra(tuple(labels for labels, _, _ in self._labels)), sums, maxima)
 
 
 def _of_sequences(columns: schema.OfLabel, place: Tensor, many: int, view: AllSequences) -> tuple[Tensor, Tensor]:

@@ -60,7 +60,7 @@ class Pending:
 
 
 def all_reduce(tensor: Tensor, group: Any, what: str, op: Any = None) -> Tensor:
-    """Reduce a tensor in place over the ranks of a group; the arguments are those of `Pending`."""
+    """Reduce a tensor in place over the ranks of a group; arguments as of `Pending`."""
     Pending(tensor, group, what, op, wait=True)
     return tensor
 

@@ -94,7 +94,7 @@ class Part(NamedTuple):
 
     when: Callable[[Extra], bool]  # tells from an `Extra` if they are there
     sums: tuple[str, ...]  # names of the sums
-    end: str  # the maximum and the minimum are those of this name
+    end: str  # name of the maximum and of the minimum
     metrics: list[Metric]
 
 
@@ -145,7 +145,7 @@ class Extra(NamedTuple):
                 rows += bound_metrics(label, side, label in logs)
         return rows
 
-    def beside(self, other: Extra) -> Extra:
+    def followed_by(self, other: Extra) -> Extra:
         """Join what is in these statistics and in others that stand behind them."""
         return Extra(
             self.labels + other.labels,

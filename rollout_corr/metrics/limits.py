@@ -66,8 +66,8 @@ CHANCE_SUM = 1.0
 UNRELATED, RELATED = 0.5, 0.9
 
 # Log-probs of exactly 0 or -1 where the other policy is 1 nat away are fillers if they are so many, this share of the
-# tokens, and so many times those of the other side: certain tokens that are compared with others have them on both.
-# Healthy batches have none.
+# tokens, and so many times as many as on the other side: certain tokens that are compared with
+# others have them on both. Healthy batches have none.
 FILLED_TOKENS, FILLED, FILLED_TIMES = 4, 0.001, 5.0
 
 # A batch has padding that no mask tells from tokens where this share of its rows, and at least two, are padded. A model
@@ -137,8 +137,8 @@ BY_KEY = {limit.key: limit for limit in LIMITS}
 HEALTHY_K3 = BY_KEY["kl_rollout_train_k3"].watch
 MATTERS_K3, BROKEN_K3 = 0.1 * HEALTHY_K3, 2.0 * BY_KEY["kl_rollout_train_k3"].alarm
 
-# A group of tokens is suspect if its mean |D| is GROUP_TIMES that of equally likely tokens and at least GROUP_MATTERS
-# nats. First tokens beyond the third are other tokens; below, it may be the text.
+# A group of tokens is suspect if its mean |D| is GROUP_TIMES the mean of equally likely tokens and at least
+# GROUP_MATTERS nats. First tokens beyond the third are other tokens; below, it may be the text.
 GROUP_TIMES, GROUP_MATTERS, SURELY_OTHER = 2.0, 5e-3, 10.0
 
 # |D| of first tokens is carried by at least so many, (sum |D|)^2 / sum D^2: the samples of one prompt begin alike, and
@@ -146,7 +146,7 @@ GROUP_TIMES, GROUP_MATTERS, SURELY_OTHER = 2.0, 5e-3, 10.0
 # temperature in a few sequences moves their first tokens most.
 STARTS_FEWEST, STARTS_SHARE, STARTS_MOST = 10, 0.15, 30.0
 
-# |D| of first tokens is so many times that of the rest of their own sequences, at equal probability. Where the prompt
+# |D| of first tokens is so many times the rest of their own sequences', at equal probability. Where the prompt
 # is another one it is 2 and more; where some sequences are off throughout, so are their first tokens: 0.9 to 1.
 STARTS_OWN = 1.5
 

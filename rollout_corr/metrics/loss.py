@@ -30,10 +30,10 @@ def max_names() -> tuple[str, ...]:
     return MAXIMA
 
 
-def with_kl_of(statistics: Tensor, beside: Tensor, objective: Objective) -> Tensor:
-    """Put the KL's sum, of statistics that hold nothing else of worth, between those of a loss without it."""
+def with_kl_of(statistics: Tensor, penalty: Tensor, objective: Objective) -> Tensor:
+    """Put the KL's sum, the only one of use in `penalty`, among the sums of a loss without KL."""
     place = sum_names(objective).index("ref_kl")
-    return torch.cat((statistics[:place], beside[place : place + 1], statistics[place:]))
+    return torch.cat((statistics[:place], penalty[place : place + 1], statistics[place:]))
 
 
 TRAINED = Over("trained tokens", "loss_tokens")
@@ -114,7 +114,7 @@ def readers_of(objective: Objective) -> Readers:
 
 @cached(maxsize=256)
 def dashboard_of(objective: Objective) -> Readers:
-    """Those of a loss's metrics that a dashboard shows."""
+    """The metrics of a loss that a dashboard shows."""
     keys = DASHBOARD if objective.kl is None else (*DASHBOARD, kl_key(objective.kl))
     rows = {row.key: row for row in metrics_of(objective)}
     return Readers.of(rows[key] for key in keys)

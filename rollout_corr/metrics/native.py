@@ -255,7 +255,7 @@ def metrics_of(spec: Spec) -> tuple[Metric, ...]:
 
 
 def on_dashboard(rows: Iterable[Metric]) -> tuple[Metric, ...]:
-    """Those of the rows that a dashboard shows, in its order."""
+    """The rows that a dashboard shows, in its order."""
     by_key = {row.key: row for row in rows}
     return tuple(by_key[key] for key in DASHBOARD if key in by_key)
 

@@ -86,7 +86,7 @@ def metrics_of(spec: Spec, units: str = "sequences") -> tuple[Metric, ...]:
 
 @cached(maxsize=256)
 def dashboard_of(spec: Spec, units: str) -> tuple[Metric, ...]:
-    """Those of them that a dashboard shows."""
+    """The ones that a dashboard shows."""
     return native.on_dashboard(metrics_of(spec, units))
 
 

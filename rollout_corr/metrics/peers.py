@@ -54,7 +54,7 @@ class SchemeModule(Protocol):
     LOCAL_SUMS: tuple[str, ...]
 
     def columns(self, spec: Spec, names: Sequence[str]) -> Columns:
-        """Names of its statistics; `names` are those of the criteria in them, in the order of the Spec."""
+        """Names of its statistics; `names` names the criteria in them, in the order of the Spec."""
 
     def role(self, criterion: Criterion) -> str | None:
         """Name the part that a criterion, known by its label, plays in the scheme, for the kernels; None: no part."""
@@ -91,7 +91,7 @@ def schemes(spec: Spec) -> list[SchemeModule]:
 
 
 def columns(spec: Spec, names: Sequence[str]) -> Columns:
-    """Names of all schemes' statistics; `names` are those of the criteria in them."""
+    """Names of all schemes' statistics; `names` names the criteria in them."""
     load(spec)
     every = Columns()
     for scheme in schemes(spec):

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 Column = str | tuple[str, str]
 
 # Where statistics are taken:
-# "tokens": in every block, over its tokens. Each rank of `Ranks.sequence` adds those of the tokens that it holds.
+# "tokens": in every block, over its tokens. Each rank of `Ranks.sequence` adds what the tokens that it holds give.
 # "diagnosis": likewise, by plain torch behind every backend.
 # "blocks": in every block, over its turns or sequences, each counted by its tokens.
 # "sequences": once a call, over all sequences; "measured": over those with a measured token alone.

@@ -115,11 +115,11 @@ class Statistics:
         for own, theirs, names in ((self.sums, loss.sums, Extra.sums), (self.maxima, loss.maxima, Extra.maxima)):
             place, more = own.shape[0] - len(names(later)), len(names(entropy))
             parts += [own[:place], theirs[: 0 if ours.entropy else more], own[place:], theirs[more:]]
-        return Statistics(self.spec, torch.cat(parts), loss.objective, extra=ours.beside(entropy))
+        return Statistics(self.spec, torch.cat(parts), loss.objective, extra=ours.followed_by(entropy))
 
-    def beside(self, extra: Extra, sums: Tensor, maxima: Tensor) -> Statistics:
+    def followed_by(self, extra: Extra, sums: Tensor, maxima: Tensor) -> Statistics:
         """Append statistics of what a correction was given besides log-probs, in the order of the fields of Extra."""
-        extra = extra if self.extra is None else self.extra.beside(extra)
+        extra = extra if self.extra is None else self.extra.followed_by(extra)
         vector = torch.cat([self.sums, sums, self.maxima, maxima])
         return Statistics(self.spec, vector, self.objective, extra=extra)
 

@@ -2,7 +2,7 @@
 
 Notation as in surrogate.py: x the log-ratio new_logp - base, r = e^x, A the advantage. Means and sums over the batch
 are over its trained tokens, on all ranks of `Ranks.batch`, and constants of the gradient. The covariance of a
-token is (A - mean A) (new_logp - mean new_logp): tokens where it is large are those that take entropy from the policy.
+token is (A - mean A) (new_logp - mean new_logp): tokens where it is large take entropy from the policy.
 Groups are those of `Batch.groups`.
 """
 
@@ -101,7 +101,7 @@ class ClipCov(PPO):
 
     def explain(self) -> str:
         return (
-            f"{super().explain()}; 0 at a share of {self.share:g} of the tokens, drawn from those of covariance in "
+            f"{super().explain()}; 0 at a share of {self.share:g} of the tokens, drawn from tokens of covariance in "
             f"({self.lower:g}, {self.upper:g})"
         )
 

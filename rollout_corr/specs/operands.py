@@ -51,8 +51,8 @@ class InStep(NamedTuple):
     weighted: bool  # factors of the loss: the weights, or with `gated` 0 where a token is rejected
     gated: bool
     trained: bool  # rejected tokens do not train
-    trainer: str | None  # the log-probs of the trainer are its `train`, or those of "new" or "base"
-    engine: str | None  # and the engine's its `rollout`, or those of "base"
+    trainer: str | None  # the log-probs of the trainer: its `train`, or "new" or "base"
+    engine: str | None  # and of the engine: its `rollout`, or "base"
     loss_takes_mass: bool  # the loss takes the kept mass off its ratio too
     settles: bool = False  # sequences are decided about before the pass of the loss
     train: Tensor | None = None  # where `trainer` is "own"
@@ -101,7 +101,7 @@ class LossResult(NamedTuple):
     rest: Tensor  # 0-d float64, what the gradient is still to be divided by
     statistics: Tensor  # sums and maxima, float64; in a step each begins with the correction's
     by_kernels: bool = False  # the kernels made it, and scale the gradient in backward
-    joined: bool = False  # the statistics hold those of `LossTask.before` too
+    joined: bool = False  # the statistics of `LossTask.before` are in them too
     flags: Tensor | None = None  # of each step of padded rows with a mask: a token is valid, or its gradient is 0
     keep: Tensor | None = None  # [S] bool, of a step
 

@@ -94,7 +94,7 @@ class KL(Checked):
         kind: Its value: "k1" k, "abs" |k|, "k2" k^2 / 2, "k3" e^-k - 1 + k. k is saturated at +-1024.
         coef: Factor of the term.
         gradient: The kind whose gradient it has, if not its own (straight-through). The expectation of k3 is the KL,
-            but its expected gradient is not the KL's; that of k2 is.
+            but its expected gradient is not the KL's; k2 has that gradient.
         log_clamp: k is clamped to +-log_clamp in k3.
         value_clamp: k3 is at most this (frameworks take 10), or None. No gradient flows beyond.
         weight: A further factor: None, "ratio" the differentiable r (unbiased for samples of base), "weights" the
@@ -189,8 +189,8 @@ class Objective(Checked):
     """A Loss as it runs in one call.
 
     Args:
-        surrogate, kl, regularizer: Those of the Loss.
-        mean: That of the Loss, over "original" or "kept" tokens or sequences.
+        surrogate, kl, regularizer: Of the Loss.
+        mean: Of the Loss, over "original" or "kept" tokens or sequences.
         weights_are_the_ratio: Weights take the place of the surrogate's ratio.
         nonfinite: `Spec.nonfinite`. A token that trains with NaN or infinity in what it needs is left out and
             counted, unless this is "propagate", which reads a scale that is not finite as 0 and lets all else pass;

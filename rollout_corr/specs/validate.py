@@ -129,7 +129,7 @@ def bounds(
 ) -> tuple[float | None, float | None]:
     """Return lower and upper bound as floats, in order; None leaves a side open.
 
-    Those of a `ratio` may be logs by mistake. What `clamps` to its bounds becomes a lower one, which has to be finite.
+    Bounds of a `ratio` may be logs by mistake. What `clamps` to its bounds becomes a lower one, which has to be finite.
     """
     low = None if lower is None else _bound(f"{owner}.lower", lower)
     high = None if upper is None else _bound(f"{owner}.upper", upper)

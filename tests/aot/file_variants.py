@@ -1,4 +1,4 @@
-"""Variants of the two kernels of rollout_corr/eject/kernel.py, the file to copy, beside those of the package."""
+"""Variants of the two kernels of rollout_corr/eject/kernel.py, the file to copy, next to the package's own."""
 
 from __future__ import annotations
 
@@ -67,5 +67,5 @@ FILE_VARIANTS = {
         FileVariant("file_long", length=LONGEST, tokens=HUGE, settings=ALL),
     )
 }
-# The package's own kernels that do the same as one of these, to count beside it.
+# The package's own kernels that do the same as one of these, to count next to it.
 PACKAGE_VARIANTS = {"package_packed": Variant("package_packed", spec_of(ALL))}

@@ -265,7 +265,7 @@ HINTS = [
     (lambda: LOSS.item(), A, "write .value.item()"),
     (lambda: LOSS.values, A, "no attribute 'values'"),
 ]
-BESIDE = [
+TOGETHER = [
     (lambda: correct(rc.Batch(cu_seqlens=OFFSETS), spec=OF_ENTROPY), V, "entropy: expected the entropy of each token"),
     (lambda: rc.correct(X, X, rc.Batch(entropy=X[0])), V, "entropy: expected shape [2, 3] (of train_logp)"),
     (lambda: rc.correct(X, X, rc.Batch(entropy=X.long())), V, "entropy: expected a dtype among"),
@@ -335,7 +335,7 @@ OUTPUTS = [
 
 
 @pytest.mark.parametrize(
-    ("call", "kind", "message"), [*SHAPES, *DTYPES_AND_DEVICES, *TYPES, *VALUES, *RECORDS, *HINTS, *BESIDE, *OUTPUTS]
+    ("call", "kind", "message"), [*SHAPES, *DTYPES_AND_DEVICES, *TYPES, *VALUES, *RECORDS, *HINTS, *TOGETHER, *OUTPUTS]
 )
 def test_a_mistake_names_the_argument_the_expectation_and_what_came(call, kind, message, monkeypatch):
     # What a user sees: the tests run where Triton interprets, and there the kernels take CPU tensors.

@@ -124,7 +124,7 @@ def run(
     Args:
         asked: Areas, and the seeds of each.
         workers: Processes at a time.
-        seconds: No attempt starts after so many, of which each area gets an even share of what is left; those under way
+        seconds: No attempt starts after so many; each area gets an even share of what is left; those under way
             end by their area's limit. None: try all seeds.
         each: Called with every outcome, as it comes.
     """

@@ -2,7 +2,7 @@
 
 python -m builders.chromium docs/pictures   # in tests/: run the commands on planted dumps and take the pictures
 
-It writes a digest of each page with them. Where that of today's page differs, a test says to run it again.
+It writes a digest of each page with them. Where the digest of today's page differs, a test says to run it again.
 """
 
 from __future__ import annotations

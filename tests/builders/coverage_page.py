@@ -27,7 +27,7 @@ class Framework(NamedTuple):
     """The options and metrics that a framework lists for its correction.
 
     Attributes:
-        name: Its name, which is that of its reader and of its metrics.
+        name: Its name, which its reader and its metrics have too.
         options: The fields of its configuration of the correction.
         settings: Configurations that use all of them, each value that is a word too.
         metrics: The keys of its metrics, without their prefix.

@@ -158,11 +158,11 @@ def watched(filling=0xFF, seed=0):
     ):
         yield
     for scratch in scratches:
-        beside = torch.ones_like(scratch.memory, dtype=torch.bool)
+        outside = torch.ones_like(scratch.memory, dtype=torch.bool)
         for name, *_ in scratch.tables:
             table = scratch.tensor(name)
-            beside[table.data_ptr() - scratch.memory.data_ptr() :][: table.numel() * table.element_size()] = False
-        assert bool((scratch.memory[beside] == filling).all()), "written outside of a table"
+            outside[table.data_ptr() - scratch.memory.data_ptr() :][: table.numel() * table.element_size()] = False
+        assert bool((scratch.memory[outside] == filling).all()), "written outside of a table"
     for around, held in handed:
         for fence in (around[:ROOM], around[ROOM + held :]):
             assert bool((bits(fence) == filling).all()), "written outside of a tensor"

@@ -6,7 +6,7 @@ vectors, its exponentials and the order of its sums. So
 
     margin(dtype, terms, size) = 4 u sqrt(terms) size,
 
-of which the relative part is that of the result's own size. The absolute part is of what the result is made of: |q - p|
+whose relative part goes with the result's own size. The absolute part goes with what the result is made of: |q - p|
 of two probabilities is a difference of numbers as large as 1, and is off by u however small it is. Most results of
 this package are made of ratios, probabilities and log-probs, which are about 1, the default; a tensor's are about its
 largest value.

@@ -80,7 +80,7 @@ class Aim(NamedTuple):
 
 
 def aims_at(found: Mapping[Where, Number], *nearness: float) -> dict[Where, list[Aim]]:
-    """Aim at each number that has a place: at such parts of its value beside it."""
+    """Aim at each number that has a place: at such parts of its value above and below it."""
     made = {path: [aim for near in nearness for aim in _aims(str(path[-1]), x, near)] for path, x in found.items()}
     return {path: aims for path, aims in made.items() if aims}
 

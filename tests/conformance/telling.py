@@ -26,7 +26,7 @@ ENOUGH = 3
 # How many settings are drawn to find one under which it is noticed.
 TRIES = 40
 # Between a number and 1.01 of it, and on the other side.
-BESIDE = (0.005, -0.005)
+NEARBY = (0.005, -0.005)
 
 
 def aimed_batch(row: Row, settings: dict[str, Any], seed: int) -> Batch:
@@ -46,7 +46,7 @@ def telling(row: Row, drawn: Iterable[dict[str, Any]]) -> Iterator[tuple[list[Ai
         for settings in drawn:
             planter.plant, planter.found = None, {}
             row.ours(mild, dict(settings))
-            by_path = aims_at(planter.found, *BESIDE)
+            by_path = aims_at(planter.found, *NEARBY)
             plants = [(path, name) for path in by_path for name in CHANGES if tried[path, name] < TRIES]
             for part in parted(aim for path, _ in plants for aim in by_path[path]):
                 given, chosen = aimed(part), dict[tuple[Where, str], Aim]()

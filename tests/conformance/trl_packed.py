@@ -42,7 +42,7 @@ def trainer(**attributes: Any) -> SimpleNamespace:
 
 
 def in_terms(given: Batch) -> tuple[dict[str, Tensor], Callable[..., Outputs]]:
-    """Lay a batch out as TRL 1.16.0 does: a list of loss terms, each of which names its position in the row."""
+    """Lay a batch out as TRL 1.16.0 does: a list of loss terms that each name their position in the row."""
     mask = given.mask
     count = int(mask.sum())
     where = torch.randperm(2 * count, generator=torch.Generator().manual_seed(given.seed))[:count]

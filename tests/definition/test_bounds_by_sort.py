@@ -1,4 +1,4 @@
-"""Bounds by a sort keep what loops keep, whatever the order of the values and whatever lies beside them."""
+"""Bounds by a sort keep what loops keep, whatever the order of the values and whatever lies between them."""
 
 from __future__ import annotations
 
@@ -75,12 +75,12 @@ NUMBERS = st.floats(-(2.0**20), 2.0**20, width=32) | st.just(math.nan)
     st.integers(0, 9),
     st.randoms(use_true_random=False),
 )
-def test_any_values_in_any_order_and_beside_anything(numbers, which, dtype, beside, shuffle):
+def test_any_values_in_any_order_and_between_anything(numbers, which, dtype, others, shuffle):
     rule, side = which
     values = torch.tensor(numbers, dtype=dtype)
     bound = by_sort(rule, side, values)
     assert keeps(bound, side, values) == kept(rule, side, numbers)
-    moved = numbers + [math.nan] * beside
+    moved = numbers + [math.nan] * others
     shuffle.shuffle(moved)
     assert torch.equal(by_sort(rule, side, torch.tensor(moved, dtype=dtype)), bound)
 
@@ -153,12 +153,12 @@ def test_hard_weights(case, floor, dtype):
     st.integers(0, 9),
     st.randoms(use_true_random=False),
 )
-def test_any_weights_in_any_order_and_beside_anything(numbers, floor, factor, beside, shuffle):
+def test_any_weights_in_any_order_and_between_anything(numbers, floor, factor, others, shuffle):
     """With a factor in float64 no log-ratio is a float32."""
     values = torch.tensor(numbers, dtype=torch.float64).mul(factor).clamp(-40.0, 40.0)
     values = values if factor != 1.0 else values.float()
     bound = check_sample_size(values, floor)
-    order = [*range(len(numbers)), *[-1] * beside]
+    order = [*range(len(numbers)), *[-1] * others]
     shuffle.shuffle(order)
     moved = torch.cat([values, values.new_full((1,), math.nan)])[order]
     assert torch.equal(by_sample_size(rc.KeepESS(floor), float32_above(moved)), bound)

@@ -204,7 +204,7 @@ def zeros_of(x, front=0, back=0, more=None, **options):
 
 
 def test_what_a_draw_depends_on():
-    """Not the padding; the seed, of which 200 draw each of 40 tokens 50 times within five deviations; the rank."""
+    """Not the padding; the seed: 200 seeds draw each of 40 tokens 50 times within five deviations; the rank."""
     x = torch.linspace(-3.0, -1.0, 40).view(2, 20)
     first = zeros_of(x, share=0.25)
     assert all(torch.equal(first, zeros_of(x, *around, share=0.25)) for around in ((5, 0), (0, 3), (2, 9)))

@@ -23,7 +23,7 @@ from rollout_corr.diagnose.read.writers import WRITERS
 
 
 def samples(count=6, steps=1):
-    """Make samples of 5 to 9 tokens, some of which are masked."""
+    """Make samples of 5 to 9 tokens, some of them masked."""
     generator = torch.Generator().manual_seed(count)
     found = []
     for i in range(count):

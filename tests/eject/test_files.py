@@ -215,8 +215,8 @@ def test_autocast_changes_nothing():
 
 ROWS, ONE = torch.zeros(2, 3), torch.zeros(3)
 REFUSED = [
-    ((ROWS, torch.zeros(2, 4)), "rollout_logp: expected shape [2, 3], that of train_logp, got [2, 4]"),
-    ((ROWS, ROWS, torch.ones(3)), "mask: expected shape [2, 3], that of train_logp, got [3]"),
+    ((ROWS, torch.zeros(2, 4)), "rollout_logp: expected shape [2, 3] like train_logp, got [2, 4]"),
+    ((ROWS, ROWS, torch.ones(3)), "mask: expected shape [2, 3] like train_logp, got [3]"),
     ((ROWS, ROWS.long()), "rollout_logp: expected floats, got torch.int64"),
     ((ROWS, ROWS, None, torch.tensor([0, 6])), "train_logp: expected [N] or [1, N] with cu_seqlens, got [2, 3]"),
     ((ONE, ONE), "train_logp: expected [B, T] without cu_seqlens, got [3]"),

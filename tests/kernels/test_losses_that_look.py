@@ -25,14 +25,14 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 # Some that choose tokens; what bounds ratios runs on plain torch.
 LOOKING = {name: OF_BATCH[name] for name in ("clip cov dual", "clip cov none", "kl cov")}
 LENGTHS = (9, 1, 14, 0, 5, 12, 30, 3)
-BESIDE = ("old", "weights", "train_mask")
+PER_TOKEN = ("old", "weights", "train_mask")
 # Metrics that come from counts, and from sums of the look, which is one code.
 EXACT = ("tokens_trained", "sequences_trained", "clip_", "cov_")
 
 
 def drawn(name, seed, layout, dtype, broken=False, part=slice(None)):
     """A batch laid out, its further arguments, and its sequences."""
-    batch = only(random_batch(seed, LENGTHS, broken=broken), *BESIDE)[part]
+    batch = only(random_batch(seed, LENGTHS, broken=broken), *PER_TOKEN)[part]
     return LaidLoss(batch, layout, dtype), {"surrogate": LOOKING[name]}, batch
 
 
@@ -61,16 +61,16 @@ def test_value_and_gradient(name, layout, device):
 @pytest.mark.parametrize(
     ("name", "dtype"), list(zip(LOOKING, itertools.cycle((torch.float32, torch.bfloat16, torch.float16))))
 )
-def test_beside_plain_torch(name, dtype, device):
+def test_per_token_plain_torch(name, dtype, device):
     """A KL by weights and a regularizer stay, counts and what the look found are equal, and all else is near."""
-    beside = {
+    per_token = {
         "kl": rc.KL("k3", 0.3, weight="weights"),
         "regularizer": rc.SquaredLogRatio(0.2),
         "mean": rc.Mean("sequence"),
     }
     layout = "packed" if dtype == torch.float32 else "padded_right"
     laid, options, _ = drawn(name, 48, layout, dtype, broken=True)
-    options |= beside | {"ref_logp": laid.arguments["old_logp"]}
+    options |= per_token | {"ref_logp": laid.arguments["old_logp"]}
     with shaped(FEW):
         assert_as_plain_torch(laid, device, 1e-6, EXACT, name, **options)
 

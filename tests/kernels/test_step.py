@@ -153,7 +153,7 @@ class TestWeights:
 
 
 def test_an_expanded_advantage_that_is_infinite_selects_no_sequence():
-    """To a criterion it is one of tokens, of which the finite ones count; the loss may read it once a row."""
+    """To a criterion it is one of tokens, and the finite ones count; the loss may read it once a row."""
     given = step_batch(STEP_VARIANTS["tis_padded"], (3, 5), 0, spoiled=False)
     given.advantages = torch.tensor([[math.inf], [1.0]]).expand(2, 10)
     spec = rc.Spec(

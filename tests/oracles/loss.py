@@ -249,7 +249,7 @@ def terms_of(objective, sequences):
 
 
 def largest_term(objective, sequences, given=None):
-    """The largest magnitude that a token adds to the loss, of which a sum has the rounding."""
+    """The largest magnitude that a token adds to the loss: a sum has its rounding."""
     if objective.kl is not None and objective.kl.mean is not None:
         rest, term, zero, rows = apart(objective, sequences)
         return max(largest_term(rest, sequences, given), largest_term(term, zero, rows))

@@ -27,8 +27,8 @@ GUIDES = [DOCS / f"{name}.md" for name in ("guide", "batches", "turns_groups_lab
 MAPS = [*sorted((ROOT / "kernels").glob("*.md")), *sorted((ROOT / "rollout_corr").glob("**/README.md"))]
 # What the pages rest on: tables that tests make, next to them.
 EVIDENCE = [*(ROOT / "tests").glob("*/*.md"), *(ROOT / "benchmarks").glob("*.md"), *(ROOT / "upstream").glob("*.md")]
-BESIDE = ("CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "MAINTAINING.md")
-LINKED = [*PAGES, *MAPS, *EVIDENCE, *(ROOT / name for name in BESIDE)]
+TOP_LEVEL = ("CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "MAINTAINING.md")
+LINKED = [*PAGES, *MAPS, *EVIDENCE, *(ROOT / name for name in TOP_LEVEL)]
 # Figures of trust.md, where they come from.
 FIGURES = {
     "conformance": (r"^([\d,]+) rows, ([\d,]+) cases",),

@@ -33,8 +33,8 @@ RESULTS = ("mismatch_results.py",)
 def run(tmp_path):
     """Return a function that runs a copy of an example, and of its neighbor files, in a process of its own."""
 
-    def runs(name, *command, arguments=(), path=(), beside=(), fails=False):
-        for file in (name, *beside):
+    def runs(name, *command, arguments=(), path=(), needs=(), fails=False):
+        for file in (name, *needs):
             shutil.copy(EXAMPLES / file, tmp_path)
         # On one thread each: other tests may run at the same time.
         paths = os.pathsep.join(filter(None, (*map(str, path), os.environ.get("PYTHONPATH"))))
@@ -124,7 +124,7 @@ def test_context_parallel(tmp_path):
 @pytest.mark.slow
 def test_mismatch_rl(run, tmp_path):
     """A pipe gets a line per seed and the table, and no control codes; --out is where the files are."""
-    said = run("mismatch_rl.py", beside=RESULTS, arguments=("--tiny", "--out", "made"))
+    said = run("mismatch_rl.py", needs=RESULTS, arguments=("--tiny", "--out", "made"))
     table = (tmp_path / "made" / "results.md").read_text(encoding="utf-8")
     lines = said.splitlines()
     assert [line.partition(":")[0] for line in lines[:2]] == [f"int3, 2 steps old, seed {seed}" for seed in (0, 1)]
@@ -169,14 +169,14 @@ def agrees(said, metrics):
 
 
 @pytest.fixture
-def beside_stand_ins(tmp_path):
+def next_to_stand_ins(tmp_path):
     """Return a function that runs an example with the stand-ins for xtuner and SkyRL, and gives what it prints."""
     path = [str(TESTS / "stand_ins")]
     return lambda name: in_a_fresh_process(printed_by, str(EXAMPLES / name), str(tmp_path), path)
 
 
-def test_xtuner(beside_stand_ins):
-    said = beside_stand_ins("xtuner_hook.py")
+def test_xtuner(next_to_stand_ins):
+    said = next_to_stand_ins("xtuner_hook.py")
     agrees(said, 31)
     of_pack, of_sequences = numbers(said.splitlines()[-1])
     batch = example_batch(sequences=16, median_length=200, mismatch=0.5, catastrophic=1e-3)
@@ -186,8 +186,8 @@ def test_xtuner(beside_stand_ins):
     assert of_sequences == pytest.approx(sum(float((-x).exp()) for x in means) / 16, abs=1e-3)
 
 
-def test_skyrl(beside_stand_ins):
-    said = beside_stand_ins("skyrl_hook.py")
+def test_skyrl(next_to_stand_ins):
+    said = next_to_stand_ins("skyrl_hook.py")
     _, capped, masked = agrees(said, 8)
     assert 0 < capped < 1 and 0 < masked < 1, "a threshold that cuts nothing shows nothing"
     assert "skyrl 0.3.0 uses the functions of rollout-corr in 3 places" in said

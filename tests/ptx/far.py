@@ -118,7 +118,7 @@ def run_far_apart(rows: int, width: int, step: int, seed: int = 0) -> None:
 
 
 def run_file_beyond_32_bits(seed: int = 0) -> None:
-    """The file to copy: sequences at the end of more than 2^31 tokens, one of which its helpers zero."""
+    """The file to copy: sequences at the end of more than 2^31 tokens; its helpers zero one of them."""
     small = batch_of((3_000, 700, 2_000, 5_000, 9), seed, outside=0)
     last = small.train.numel()
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import triton
 
-# Beside Triton's cache and not in it: what lies there has no machine code.
+# Next to Triton's cache and not in it: what lies there has no machine code.
 CACHE = Path(triton.knobs.cache.dir) / "ptx_alone"
 SOURCES = tuple(Path(__file__).with_name(name) for name in ("machine.cpp", "opcodes.hpp"))
 # No sum and product that the instructions have apart may be joined; integers wrap.

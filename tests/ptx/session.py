@@ -107,7 +107,7 @@ class Session:
         text, shared = compile_ptx(launch)
         program = program_of(text, shared)
         values, tensors = self._bind(launch)
-        # Behind the kernel's own parameters stand pointers to scratch memory, of which it asks for none.
+        # Behind the kernel's own parameters stand pointers to scratch memory; it asks for none.
         values += [0] * (len(program.kernel.parameters) - len(values))
         programs = np.arange(launch.programs) if self.programs is None else self.programs(launch)
         number = next(self.launches)

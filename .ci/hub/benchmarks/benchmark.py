@@ -44,7 +44,7 @@ class RolloutCorr(Benchmark):
         self.kernel.policy_loss(
             self.new, self.advantages, self.batch, self.loss, spec=self.spec, **policies
         ).value.backward()
-        # The gradient of a mean is small beside the tolerance of the Hub's comparison.
+        # The gradient of a mean is small compared with the tolerance of the Hub's comparison.
         self.out = self.new.grad * self.new.numel()
 
     def verify_step(self) -> torch.Tensor:

@@ -209,7 +209,7 @@ with_kl = both(clips, lambda rng: rng.choice(({}, {"kl_loss_coef": 0.1})))
 def drawn_config(rng: Random) -> dict[str, Any]:
     """Draw a pipeline's settings."""
     segments = rng.random() < 0.3
-    # Beside the ratio of segments a filter of tokens would cut them; the reader refuses it.
+    # Next to the ratio of segments a filter of tokens would cut them; the reader refuses it.
     levels = ("segment", "geometric", "sequence") if segments else ("token", "segment", "geometric", "sequence")
     rules = [
         {

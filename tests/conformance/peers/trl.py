@@ -88,7 +88,7 @@ MASKED_VESPO = Declared(
     "vespo of masked sequences",
     "differences.md",
     "the weight has a floor of 1e-8 in its ratio",
-    # Beside a KL such a weight is rounded away, in an order that autograd chooses.
+    # Next to a KL such a weight is rounded away, in an order that autograd chooses.
     lambda given, settings: bool(
         settings.get("off_policy_mask_threshold") is not None
         or (settings.get("beta") and settings["vllm_importance_sampling_mode"] == "token_mask")

@@ -28,7 +28,7 @@ SETTINGS = {
 
 @pytest.fixture
 def loss(monkeypatch):
-    """PolicyLoss of an OpenRLHF of which only that module is imported; its own loss is not asked for."""
+    """PolicyLoss of an OpenRLHF; only that module of it is imported; its own loss is not asked for."""
 
     def forward(
         self,

@@ -33,7 +33,7 @@ class Trainer:
 
 @pytest.fixture
 def cls(monkeypatch):
-    """AsyncGRPOTrainer of a TRL of which only that module is imported."""
+    """AsyncGRPOTrainer of a TRL; only that module of it is imported."""
     module, root = ModuleType(asynchronous.MODULE), ModuleType("trl")
     module.AsyncGRPOTrainer = type("AsyncGRPOTrainer", (), dict(vars(Trainer)))
     root.__version__ = dropin.DROP_IN.checked[0]
