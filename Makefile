@@ -13,14 +13,14 @@
 #                     TRL among them, and of checkouts in the folder PEERS. ARGS="trl nemo --cases 100 --seed 777000":
 #                     these frameworks, so many batches for each row, from that seed; --record, --write and
 #                     --list are in tests/conformance/README.md. It ends with 1 at a difference that no page states
-#   make engine       vLLM next to a Hugging Face model, through doctor and the presets (tests/engine): half an hour.
+#   make engine       vLLM next to a Hugging Face model, through doctor and the presets (tests/lab/engine): half an hour.
 #                     PYTHON has to be 3.11 on x86-64 Linux
 #   make engine-trl   TRL's GRPOTrainer with vLLM in its process, with and without the drop-in
 #   make example-engine  GRPO with vLLM in the loop; results and picture in build/engine_rl
 #   make test-browser the HTML pages in a headless Chromium, which has to be installed
 #   make test-wheel   build the wheel and test it from outside the checkout
 #   make files        the files of `rollout-corr eject` against the package, 200 random batches each: half an hour
-#   make attack       try to make it lie, hang or crash: half an hour, by area and seed (tests/attack)
+#   make attack       try to make it lie, hang or crash: half an hour, by area and seed (tests/lab/attack)
 #   make faults       plant one fault after the other in a copy, and tell which no test notices: some minutes;
 #                     ARGS="kernels/gather.py --jobs 2" takes the rows of tests/faults/table.py that contain a text
 #   make ptx          the kernels as compiled code, every variant, without a GPU; CONSTRAINTS says for which Triton.
@@ -104,10 +104,10 @@ conformance: $(PEERS_VENV)/installed-peers
 
 # -P: the folder kernels/ of the checkout would hide the package of that name, which transformers looks for.
 engine: $(ENGINE_VENV)/installed-engine
-	PYTHONPATH=tests $(ENGINE_VENV)/bin/python -P -m engine $(ARGS)
+	PYTHONPATH=tests $(ENGINE_VENV)/bin/python -P -m lab.engine $(ARGS)
 
 engine-trl: $(ENGINE_VENV)/installed-engine-trl
-	PYTHONPATH=tests $(ENGINE_VENV)/bin/python -P -m engine.trl_loop $(ARGS)
+	PYTHONPATH=tests $(ENGINE_VENV)/bin/python -P -m lab.engine.trl_loop $(ARGS)
 
 example-engine: $(ENGINE_VENV)/installed-engine
 	PYTHONPATH=tests:examples $(ENGINE_VENV)/bin/python -P examples/engine_rl.py $(ARGS)
@@ -122,18 +122,18 @@ files: $(VENV)/installed-test
 	PYTHONPATH=tests OMP_NUM_THREADS=1 $(VENV)/bin/python -m builders.files_to_copy $(ARGS)
 
 attack: $(VENV)/installed-test
-	PYTHONPATH=tests $(VENV)/bin/python -m attack $(ARGS)
+	PYTHONPATH=tests $(VENV)/bin/python -m lab.attack $(ARGS)
 
 faults: $(VENV)/installed-test
 	PYTHONPATH=tests OMP_NUM_THREADS=1 $(VENV)/bin/python -m faults $(ARGS)
 
 ptx: $(VENV)/installed-test
-	$(VENV)/bin/pytest tests/ptx/test_compiled.py -m "" -k "test_every_variant and not orders" $(ARGS)
+	$(VENV)/bin/pytest tests/lab/ptx/test_compiled.py -m "" -k "test_every_variant and not orders" $(ARGS)
 
 # A few variants that stand for all, for every target; ARGS= compiles all of them.
 kernels: ARGS = --few
 kernels: $(VENV)/installed-test
-	PYTHONPATH=tests $(VENV)/bin/python -m aot $(ARGS)
+	PYTHONPATH=tests $(VENV)/bin/python -m lab.aot $(ARGS)
 
 lint: $(VENV)/installed-dev
 	$(VENV)/bin/ruff check

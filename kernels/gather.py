@@ -3,7 +3,7 @@
 `decide` does so by itself. Where the tokens of a sequence are on several ranks, `gather_kernel` writes the tables by
 sequence, for ranks to add up; to `decide` they are then slot tables with one slot a sequence. It is one launch: of
 `split_packed`, 4,096 tokens a sequence, it executes 0.05 PTX instructions a token and reads 0.02 bytes, by
-`ptx.counts`.
+`lab.ptx.counts`.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ def pytest_addoption(parser):
 def pytest_collection_modifyitems(config, items):
     """Deselect what means nothing without a GPU, and with --quick all cases of a test but the first that is left."""
     if config.getoption("without_gpu"):
-        from ptx.without_gpu import LEFT_OUT
+        from lab.ptx.without_gpu import LEFT_OUT
 
         without_meaning = [item for item in items if any(name in item.nodeid for name in LEFT_OUT)]
         config.hook.pytest_deselected(items=without_meaning)
@@ -85,7 +85,7 @@ def without_gpu(request):
     if not request.config.getoption("without_gpu"):
         yield None
         return
-    from ptx.without_gpu import standing_in
+    from lab.ptx.without_gpu import standing_in
 
     with standing_in() as gpu:
         yield gpu

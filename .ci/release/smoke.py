@@ -122,7 +122,7 @@ def compiled_ahead() -> str | None:
         return "refused"
     # The tool that compiles them is the checkout's.
     os.environ["PYTHONPATH"] = str(Path(__file__).resolve().parents[2] / "tests")
-    called(sys.executable, "-m", "aot", "--few", "--target", "sm_90", "--jobs", "1")
+    called(sys.executable, "-m", "lab.aot", "--few", "--target", "sm_90", "--jobs", "1")
     return None
 
 

@@ -61,7 +61,7 @@ def calls_of(given: Batch, backend: str, metrics: bool = True) -> dict[str, Call
 
 def on_a_machine() -> Callable[[Launch], tuple[int, int]]:
     """Return what runs a launch as compiled code, and gives the bytes that it reads and writes."""
-    from ptx.session import Session
+    from lab.ptx.session import Session
 
     session = Session(checked=False, programs=some_programs)
 

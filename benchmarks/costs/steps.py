@@ -91,7 +91,7 @@ class Machine:
     """Runs launches as compiled code, all their programs, once it is `on`, and keeps what each has done."""
 
     def __init__(self) -> None:
-        from ptx.session import Session
+        from lab.ptx.session import Session
 
         self.session = Session(checked=False)
         self.on = False

@@ -75,7 +75,7 @@ def steps(rehearsal: bool = False) -> list[Step]:
     """Return all steps in order: first the headline, last what may find no time left."""
     # In a rehearsal kernels run in an interpreter of PTX, and tensors on the CPU.
     python = [sys.executable, "-m"]
-    run, tiny = ([*python, "ptx.without_gpu"], ["--tiny"]) if rehearsal else (python, [])
+    run, tiny = ([*python, "lab.ptx.without_gpu"], ["--tiny"]) if rehearsal else (python, [])
     run, json_and_size = [*run, "benchmarks.gpu"], ["--json", "{json}", *tiny]
     tests = [*python, "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider", "--junitxml", "{xml}"]
     tests += ["--continue-on-collection-errors"]

@@ -2,7 +2,7 @@
 
 The third launch, where one of these is asked for. `read` has written token weights and most of the mask; a program
 walks along the same tile. Of `split_packed`, 4,096 tokens a sequence, it executes 20.7 PTX instructions a token, reads
-1.7 bytes (1 is the mask) and writes 4.6 (4 are the weights), by `ptx.counts`.
+1.7 bytes (1 is the mask) and writes 4.6 (4 are the weights), by `lab.ptx.counts`.
 """
 
 from __future__ import annotations

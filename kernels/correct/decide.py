@@ -1,7 +1,7 @@
 """The second launch: decide which sequences are rejected, weigh them, and finish the statistics.
 
 Where `apply` does not follow, the tokens of rejected sequences are zeroed here. It reads the slots: of
-`metrics_packed`, 4,096 tokens a sequence, 0.06 bytes and 0.5 PTX instructions a token, by `ptx.counts`.
+`metrics_packed`, 4,096 tokens a sequence, 0.06 bytes and 0.5 PTX instructions a token, by `lab.ptx.counts`.
 
 A unit is a sequence or a turn. Every lane has one, and a program SEQUENCES = SHAPE.sequences of them:
 

@@ -3,7 +3,7 @@
 A program walks along one tile: tiles.py says which tokens these are, steps.py loads them, sums.py adds up.
 
 Log-probs, mask and advantages are read once, in one launch. Of `metrics_packed`, 4,096 tokens a sequence, it executes
-81.3 PTX instructions a token, reads 8.7 bytes (8 are the log-probs) and writes 1.05 (1 is the mask), by `ptx.counts`.
+81.3 PTX instructions a token, reads 8.7 bytes (8 are the log-probs) and writes 1.05 (1 is the mask): `lab.ptx.counts`.
 """
 
 from __future__ import annotations

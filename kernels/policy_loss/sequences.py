@@ -1,7 +1,7 @@
 """The policy loss over sequences, and its end: counts and means of whole sequences, the value, the statistics.
 
 A launch behind the one pass over tokens, which reads the slots: of `loss_ppo_packed`, 4,096 tokens a sequence, 0.06
-bytes and 0.3 PTX instructions a token, by `ptx.counts`. Where there are two passes the second does it: each of its
+bytes and 0.3 PTX instructions a token, by `lab.ptx.counts`. Where there are two passes the second does it: each of its
 programs finds what the sequences of its tile need (`prepare_sequences`), and the last one finishes.
 """
 

@@ -4,7 +4,7 @@ Others are properties of any batch, which tests/definition/test_invariance.py ho
 rejected (verl#3984), nothing valid (verl#5859), NaN behind the mask (verl#6349, swift#9767), how many micro-batches
 there are (verl#7913, Megatron#5420), tokens of -200 nats (prime-rl#2085, OpenRLHF#1335), a product that underflows
 (trl#7120), NaN at a valid token (trl#6693), percentiles of many tokens (verl#3787). Sequences and batches of any
-size (Liger#1294, fla#1077, fla#1082) are in tests/ptx/far.py; here the counters pass 2^31.
+size (Liger#1294, fla#1077, fla#1082) are in tests/lab/ptx/far.py; here the counters pass 2^31.
 """
 
 from __future__ import annotations

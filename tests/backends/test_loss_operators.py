@@ -8,11 +8,11 @@ import pytest
 import torch
 
 import rollout_corr as rc
-from aot.loss_variants import LOSS_VARIANTS
-from aot.variant import SHORT
 from builders.calls import bundled_loss
 from builders.launches import FREE, Operations, key
 from builders.rounding import assert_near
+from lab.aot.loss_variants import LOSS_VARIANTS
+from lab.aot.variant import SHORT
 from rollout_corr.specs.encode import encode
 from rollout_corr.specs.terms import Objective
 

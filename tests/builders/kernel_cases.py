@@ -17,10 +17,10 @@ import pytest
 import torch
 
 import rollout_corr as rc
-from aot.variants import VARIANTS
 from builders.batches import compare_all, fitted, lay_out, moved, random_sequences, rounded, spoil, wild
 from builders.rounding import FORMULA, assert_near, is_near
 from builders.same_bits import is_count
+from lab.aot.variants import VARIANTS
 from oracles import correction as oracle
 from rollout_corr.backends import batch as reading
 from rollout_corr.kernels import grid, launches
@@ -128,7 +128,7 @@ def shuffled(seed):
 def watched(filling=0xFF, seed=0):
     """Fill the kernels' allocations with garbage, and check that nothing is written outside of them.
 
-    What is read outside of a tensor, and races, tests/ptx finds in compiled code.
+    What is read outside of a tensor, and races, tests/lab/ptx finds in compiled code.
 
     Args:
         filling: The byte that stands everywhere; of these, 0xFF makes NaN, -1 and a bool of 255.

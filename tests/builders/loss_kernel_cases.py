@@ -7,11 +7,11 @@ import math
 
 import torch
 
-from aot.loss_variants import LOSS_VARIANTS
 from builders.batches import GARBAGE
 from builders.kernel_cases import LENGTHS, between_fences, fenced, unchecked, watched
 from builders.loss_cases import SURROGATES
 from builders.rounding import FORMULA, margin, near
+from lab.aot.loss_variants import LOSS_VARIANTS
 from rollout_corr.backends import loss_blocks
 from rollout_corr.backends.batch import OpenBatch
 from rollout_corr.backends.differentiable import scaled

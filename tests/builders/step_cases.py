@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 import rollout_corr as rc
-from aot.variant import StepVariant
 from builders.loss_kernel_cases import assert_close
 from builders.rounding import FORMULA, margin, near
+from lab.aot.variant import StepVariant
 
 NAN, INF = math.nan, math.inf
 # Metrics that are counts, or fractions of them.

@@ -14,14 +14,24 @@ import torch
 from torch import Tensor
 
 from conformance.batches import Batch
-from conformance.planting import Number, Where
 from rollout_corr import KL, Criterion, Weight
+
+# Where a number stands in a Spec or a loss: names of fields and places in tuples.
+Where = tuple[str | int, ...]
 
 WIDTH = 4
 # The log-prob of a token whose log-ratios are moderate: its probability is 0.3, which lets divergences grow.
 BASE = -1.2
 # Beyond it a weight leaves the others of its batch below rounding, so such sequences are batches of their own.
 FAR = 6.0
+
+
+class Number(NamedTuple):
+    """A number, and the Spec, the surrogate or the term that has it."""
+
+    value: float
+    owner: Any
+
 
 # A statistic of a token from its log-ratio and its probability under the policy that sampled it.
 STATISTICS: dict[str, Callable[[float, float], float]] = {

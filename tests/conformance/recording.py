@@ -24,7 +24,6 @@ from conformance.aims import Aim, aimed
 from conformance.batches import Batch, batch
 from conformance.rows import Result, Row, differences, expected, explained
 from conformance.sources import RECORDED, Source
-from conformance.telling import telling
 from rollout_corr.frameworks.shared import lookup
 
 FOLDER = Path(__file__).resolve().parent / "recorded"
@@ -161,6 +160,8 @@ def load(framework: str) -> Iterator[Recorded]:
 
 def _given(row: Row, batches: tuple[Batch, ...]) -> Iterator[tuple[int | list[Aim], Batch, dict[str, Any]]]:
     """The batches of a row: the shared ones, by their numbers, and those aimed at its own numbers; with settings."""
+    from lab.planted.telling import telling
+
     drawn = [row.settings(Random(f"recorded-{number}")) for number in range(4 * len(batches))]
     recordable = [row.recordable(settings) for settings in drawn]
     for number, (given, settings, wanted) in enumerate(zip(batches, drawn, recordable, strict=False)):

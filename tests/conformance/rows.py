@@ -249,7 +249,7 @@ def explained(
 
 def compared(row: Row, cases: int, seed: int = 0) -> Tally:
     """Run a row on `cases` batches, which go around its kinds."""
-    from conformance.telling import aimed_batch
+    from lab.planted.telling import aimed_batch
 
     tally = Tally(row.title)
     for number in range(cases):

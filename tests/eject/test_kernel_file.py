@@ -132,7 +132,7 @@ def test_bounds_are_inclusive_and_compare_logs(bound, many):
 
 @pytest.mark.parametrize("offsets", [[0, 90, 40, 120, 41, 160], [160, 50, 20, 0], [-5, 10, -160, 80, 167, 480]])
 def test_wrong_offsets_still_give_an_answer(offsets):
-    """A wrong one; compiled code is watched for accesses out of bounds in tests/ptx."""
+    """A wrong one; compiled code is watched for accesses out of bounds in tests/lab/ptx."""
     given = batch_of((160,), outside=0)
     found = kernel.correct(*given[:3], torch.tensor(offsets), ALL)
     assert set(found.keep.view(torch.uint8).tolist()) <= {0, 1}

@@ -80,9 +80,9 @@ def _far(name: str, i: int) -> Call:
 
 
 def _declared() -> Iterator[tuple[str, Draw]]:
-    """The variants of the kernels, which the checkout declares in tests/aot."""
-    from aot.loss_variants import LOSS_VARIANTS
-    from aot.variants import OF_NEW_VARIANTS, TURN_VARIANTS, VARIANTS
+    """The variants of the kernels, which the checkout declares in tests/lab/aot."""
+    from lab.aot.loss_variants import LOSS_VARIANTS
+    from lab.aot.variants import OF_NEW_VARIANTS, TURN_VARIANTS, VARIANTS
 
     for name, variant in (VARIANTS | TURN_VARIANTS | OF_NEW_VARIANTS).items():
         yield f"variant/{name}", partial(_variant, variant)

@@ -1,6 +1,6 @@
 """What compiled kernels take: registers and instructions of each, and what they execute for each token.
 
-`tests/aot` and `tests/ptx` of the checkout declare the variants and do the work.
+`tests/lab/aot` and `tests/lab/ptx` of the checkout declare the variants and do the work.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ FEW = ("token_bf16", "loss_ppo_packed")
 
 def registers(few: bool, only: str = "") -> Iterator[tuple[str, Record]]:
     """Compile every variant for one target: what the compiler says of its kernels."""
-    from aot.report import EVERY, compile_one
+    from lab.aot.report import EVERY, compile_one
 
     from_loss = {f"loss_{name}": name for name in EVERY if hasattr(EVERY[name], "objective")}
     names = from_loss | {name: name for name in EVERY if name not in from_loss.values()}
@@ -31,9 +31,9 @@ def registers(few: bool, only: str = "") -> Iterator[tuple[str, Record]]:
 
 def counts(few: bool, only: str = "") -> Iterator[tuple[str, Record]]:
     """Run every variant in the interpreter of PTX, at its own mean length, and count for each token."""
-    from aot.loss_variants import LOSS_VARIANTS
-    from aot.variants import OF_NEW_VARIANTS, SPLIT_VARIANTS, TURN_VARIANTS, VARIANTS
-    from ptx.counts import executed, row_of, variant_of
+    from lab.aot.loss_variants import LOSS_VARIANTS
+    from lab.aot.variants import OF_NEW_VARIANTS, SPLIT_VARIANTS, TURN_VARIANTS, VARIANTS
+    from lab.ptx.counts import executed, row_of, variant_of
 
     names = [*VARIANTS, *OF_NEW_VARIANTS, *SPLIT_VARIANTS, *TURN_VARIANTS, *(f"loss_{name}" for name in LOSS_VARIANTS)]
     for name in names:

@@ -14,9 +14,9 @@ import torch
 import triton
 from triton.runtime.jit import JITFunction
 
-from aot.loss_variants import LOSS_VARIANTS
-from aot.variants import VARIANTS
 from builders.launched import Driver, dispatched
+from lab.aot.loss_variants import LOSS_VARIANTS
+from lab.aot.variants import VARIANTS
 from rollout_corr.kernels import launches
 from rollout_corr.kernels.grid import warp_size
 

@@ -12,7 +12,6 @@ import pytest
 import torch
 
 import rollout_corr as rc
-from aot.loss_variants import LOSS_VARIANTS
 from builders.batches import GARBAGE
 from builders.kernel_cases import (
     FEW,
@@ -46,6 +45,7 @@ from builders.loss_kernel_cases import (
     on,
     tensors_of,
 )
+from lab.aot.loss_variants import LOSS_VARIANTS
 from rollout_corr.kernels.policy_loss import launch as kernels
 from rollout_corr.metrics import loss as loss_metrics
 from rollout_corr.specs.operands import LossOperands

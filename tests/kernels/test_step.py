@@ -10,10 +10,10 @@ import pytest
 import torch
 
 import rollout_corr as rc
-from aot.step_variants import GEOMETRIC, REJECTION, STEP_VARIANTS, TIS, VETO
 from builders.kernel_cases import MIDDLE, NARROW, WIDE, shaped, unchecked, watched
 from builders.launches import counted_launches
 from builders.step_cases import assert_one_pass, compare_step, step_batch
+from lab.aot.step_variants import GEOMETRIC, REJECTION, STEP_VARIANTS, TIS, VETO
 from rollout_corr.specs.terms import Objective
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -10,8 +10,6 @@ import torch
 import triton
 
 import rollout_corr as rc
-from aot.ahead_of_time import TARGETS
-from aot.variants import VARIANTS
 from builders.batches import lay_out, random_sequences
 from builders.kernel_cases import (
     INTERPRETED,
@@ -30,6 +28,8 @@ from builders.kernel_cases import (
 )
 from builders.rounding import assert_near, near
 from builders.turns import loss_of
+from lab.aot.ahead_of_time import TARGETS
+from lab.aot.variants import VARIANTS
 from rollout_corr.kernels import grid, partials
 from rollout_corr.kernels.grid import SHAPES, Shape, grid_for, tile_for
 

@@ -126,7 +126,7 @@ def test_the_committed_tables_are_the_committed_numbers(results):
     for page, table in (
         ("docs/trust.md", results.table_of(short)),
         ("docs/trust.md", results.table_of(engine)),
-        ("tests/engine/README.md", results.over_time(engine)),
+        ("tests/lab/engine/README.md", results.over_time(engine)),
     ):
         assert table in (ROOT / page).read_text(encoding="utf-8"), page
     alone = engine | {"curves": {"no mismatch": engine["curves"]["no mismatch"]}}

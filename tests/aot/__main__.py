@@ -1,8 +1,0 @@
-"""`make kernels`, or `PYTHONPATH=tests python -m aot`: compile the kernels for GPUs that are not here."""
-
-import sys
-
-from aot.report import main
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,1 @@
+"""Machinery that judges the kernels and the package from outside, each with its own target; README.md has the list."""
