@@ -26,14 +26,14 @@ MATHS = DOCS / "math.md", DOCS / "loss_math.md"
 GUIDES = [DOCS / f"{name}.md" for name in ("guide", "batches", "turns_groups_labels", "troubleshooting")]
 MAPS = [*sorted((ROOT / "kernels").glob("*.md")), *sorted((ROOT / "rollout_corr").glob("**/README.md"))]
 # What the pages rest on: tables that tests make, next to them.
-EVIDENCE = [*(ROOT / "tests").glob("*/*.md"), *(ROOT / "benchmarks").glob("*.md"), *(ROOT / "upstream").glob("*.md")]
+EVIDENCE = [*(ROOT / "tests").rglob("*.md"), *(ROOT / "benchmarks").glob("*.md"), *(ROOT / "upstream").glob("*.md")]
 TOP_LEVEL = ("CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "MAINTAINING.md")
 LINKED = [*PAGES, *MAPS, *EVIDENCE, *(ROOT / name for name in TOP_LEVEL)]
 # Figures of trust.md, where they come from.
 FIGURES = {
     "conformance": (r"^([\d,]+) rows, ([\d,]+) cases",),
     "diagnose": (r"kinds, (\d+) of them with a bug", r"(\d+ of \d+) dumps \(", r"still named, (\d wrongly)"),
-    "engine": (
+    "lab/engine": (
         r"names (\d+) of the (\d+)\s+ill ones, finds (\d+ too small)",
         r"in (\d+) healthy ones",
         r"other (\d+ presets)",
