@@ -21,14 +21,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from oracles.loss import STEP as STEP
-
 # Of a formula, and of a sum over a test's batch with a formula in each term.
 FORMULA, SUM = 16, 1024
 # What looks at a batch adds up multiples of this, so that nothing depends on the order of tokens.
 GRID = 2.0**-38
-# The error of a difference quotient in float64: u / step of the values, step^2 / 6 of a third derivative.
-OF_QUOTIENT = 4 * 2.0**-53 / STEP * math.sqrt(SUM) + STEP**2
 
 
 def margin(dtype: torch.dtype = torch.float64, terms: int = SUM, size: float = 1.0) -> float:

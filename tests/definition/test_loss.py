@@ -12,7 +12,7 @@ import torch
 import rollout_corr as rc
 from builders.calls import bundled_loss
 from builders.loss_cases import COUNTED, SURROGATES, LaidLoss, check, compare, objective, only, random_batch
-from builders.rounding import FORMULA, OF_QUOTIENT, assert_near, near
+from builders.rounding import FORMULA, assert_near, near
 from oracles import correction as oracle
 from rollout_corr.specs.terms import KL_KINDS
 
@@ -79,7 +79,7 @@ def test_squares_and_penalties_saturate():
     ]
     for name, kind in itertools.product(("dro", "dro sequence", "vespo"), KL_KINDS):
         wanted = objective(name, kl=rc.KL(kind, 0.1), regularizer=rc.SquaredLogRatio(0.1))
-        check(only(far, *DECOUPLED, "ref"), wanted, by=OF_QUOTIENT * 1024.0**2)
+        check(only(far, *DECOUPLED, "ref"), wanted)
 
 
 def test_tiny_steps_do_not_cancel():

@@ -1,6 +1,6 @@
-"""The oracle of the policy loss: its formulas as loops over Python floats, its gradient as a difference quotient.
+"""The oracle of the policy loss: its formulas as loops over Python floats, whose slopes follow from `numbers.Moving`.
 
-`sg` in a formula means: computed from the log-probs as they are, not as they are moved for the quotient. It shares no
+`sg` in a formula means: computed from the log-probs as they are, and not from those of which one moves. It shares no
 code with the package beyond the frozen types that it is given.
 """
 
@@ -26,11 +26,8 @@ from oracles.loss_terms import (
     valid,
     vespo_log_ratio,
 )
-from oracles.numbers import exp, k3
+from oracles.numbers import Moving, exp, fsum, k3, larger, slope_of, smaller
 from rollout_corr import GPG
-
-STEP = 1e-5
-
 
 # --- surrogates -------------------------------------------------------------------------------------------------------
 
@@ -86,7 +83,7 @@ def surrogate_losses(s, sequence, new, stopped, weights_are_ratio, looked=None):
             parts = []
             for u in tokens:
                 b, y = advantage(sequence, u), clip(x_of(u, new), -s.clamp, s.clamp)
-                parts.append(min(y, s.high) if b > 0 else max(y, -s.low) if b < 0 else y)
+                parts.append(smaller(y, s.high) if b > 0 else larger(y, -s.low) if b < 0 else y)
             found[t] = -mean(advantage(sequence, u) for u in tokens) * exp(mean(parts))
         elif kind == "TOPR":
             factor = s.positive if a > s.threshold else s.negative * min(ratio(sg_x), s.upper)
@@ -128,13 +125,6 @@ def is_masked(s, sequence, t, log_probs, x):
     return (a > 0 and q > p and moved > s.high) or (a < 0 and q < p and moved > s.low)
 
 
-def kl_from(kind, term, k, at):
-    """A KL of k next to `at`, where its slope is asked for: a step there may not cross the kink of |k| at 0."""
-    if kind == "abs" and abs(at) <= STEP:
-        return k * ((at > 0) - (at < 0))
-    return kl_value(kind, term, k)
-
-
 def kl_value(kind, term, k):
     if term.bound is not None:
         return clip(kl_value(kind, replace(term, bound=None), k), -term.bound, term.bound)
@@ -147,7 +137,7 @@ def kl_value(kind, term, k):
         return k * k / 2
     k = clip(k, -term.log_clamp, term.log_clamp)
     value = k3(-k)
-    return value if term.value_clamp is None else min(value, term.value_clamp)
+    return value if term.value_clamp is None else smaller(value, term.value_clamp)
 
 
 # --- the whole --------------------------------------------------------------------------------------------------------
@@ -173,10 +163,10 @@ def token_totals(objective, sequence, new, stopped, looked):
     if term is not None:
         for t in known(sequence, s) if term.scope == "all" else losses:
             here, at = new[t] - sequence.ref[t], stopped[t] - sequence.ref[t]
-            value = kl_from(term.kind, term, here, at)
+            value = kl_value(term.kind, term, here)
             if term.gradient is not None and term.gradient != term.kind:
                 value = kl_value(term.kind, term, at)
-                value += kl_from(term.gradient, term, here, at) - kl_from(term.gradient, term, at, at)
+                value += kl_value(term.gradient, term, here) - kl_value(term.gradient, term, at)
             if term.weight == "weights" and weights is not None:
                 value *= weights[t]
             if term.weight == "ratio":
@@ -257,7 +247,7 @@ def largest_term(objective, sequences, given=None):
 
 
 def gradient(objective, sequences, given=None):
-    """Its derivative at every token, by central differences."""
+    """Its derivative at every token; NaN where rounding decides on which side of a bound it lies."""
     if objective.kl is not None and objective.kl.mean is not None:
         rest, term, zero, rows = apart(objective, sequences)
         parts = gradient(rest, sequences, given), gradient(term, zero, rows)
@@ -270,13 +260,8 @@ def gradient(objective, sequences, given=None):
             if not math.isfinite(q.new[t]) or q.mask[t] == 0:
                 row.append(0.0)
                 continue
-            sides = []
-            for step in (STEP, -STEP):
-                moved = list(q.new)
-                moved[t] += step
-                sides.append(sequence_terms(objective, q, n, moved, q.new, seen))
-            # By token: a large one that did not move would hide the others.
-            row.append(math.fsum(a - b for a, b in zip(*sides, strict=True)) / (2 * STEP) / by)
+            moved = [Moving(x, 1.0) if u == t else x for u, x in enumerate(q.new)]
+            row.append(slope_of(fsum(sequence_terms(objective, q, n, moved, q.new, seen))) / by)
         found.append(row)
     return found
 

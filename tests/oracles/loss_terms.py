@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from oracles.numbers import exp
+from oracles.numbers import exp, fsum, larger, log, smaller
 
 
 @dataclass
@@ -78,20 +78,20 @@ def trained(sequence, surrogate):
 
 
 def clip(x, low, high):
-    return min(max(x, low), high)
+    return smaller(larger(x, low), high)
 
 
 def mean(values):
     values = list(values)
-    return math.fsum(values) / len(values) if values else 0.0
+    return fsum(values) / len(values) if values else 0.0
 
 
 def ppo(s, r, a):
     if s.delta is not None:
-        r = min(r, s.delta)
-    loss = max(-a * r, -a * clip(r, 1 - s.low, 1 + s.high))
+        r = smaller(r, s.delta)
+    loss = larger(-a * r, -a * clip(r, 1 - s.low, 1 + s.high))
     if a < 0 and s.dual is not None:
-        loss = min(loss, -a * s.dual)
+        loss = smaller(loss, -a * s.dual)
     return loss
 
 
@@ -103,7 +103,7 @@ def at_level(s, x, all_x):
     if s.level == "sequence":
         return whole
     x, whole = clip(x, -s.clamp, s.clamp), clip(whole, -s.clamp, s.clamp)
-    return (x + whole) / 2 if s.level == "geometric_average" else math.log((exp(x) + exp(whole)) / 2)
+    return (x + whole) / 2 if s.level == "geometric_average" else log((exp(x) + exp(whole)) / 2)
 
 
 def rec_keeps(s, r, a):

@@ -29,10 +29,11 @@ def ess(values):
 
 
 def pearson(xs, ys):
+    """0 where either is constant: its variance is rounding, next to its squares around 1."""
+    if any(std(zs) ** 2 <= 1e-12 * mean((z - 1.0) ** 2 for z in zs) for zs in (xs, ys)):
+        return 0.0
     mx, my = mean(xs), mean(ys)
-    dx, dy = [x - mx for x in xs], [y - my for y in ys]
-    scale = math.sqrt(add(d * d for d in dx) * add(d * d for d in dy))
-    return add(a * b for a, b in zip(dx, dy, strict=True)) / scale if scale > 1e-12 else 0.0
+    return mean((x - mx) * (y - my) for x, y in zip(xs, ys, strict=True)) / (std(xs) * std(ys))
 
 
 def condition(answer):

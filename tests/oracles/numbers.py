@@ -1,8 +1,13 @@
-"""Numbers as the oracles compute with them: Python floats, `math.fsum`, and IEEE's answers where nothing is finite."""
+"""Numbers as the oracles compute with them: Python floats, `math.fsum`, and IEEE's answers where nothing is finite.
+
+A `Moving` number carries its derivative by one log-prob through the same formulas, so that an oracle states a loss
+alone and its gradient follows.
+"""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 NAN = math.nan
 INF = math.inf
@@ -12,7 +17,81 @@ D_RANGE = 1024.0
 STAT_RANGE = 2.0**37
 
 
+# Two values that float32 may round past each other, relative to the larger of 1 and their size.
+NEAR = 2.0**-15
+
+
+@dataclass(frozen=True)
+class Moving:
+    """A number with its slope: its derivative by a log-prob. NaN where a bound is so near that either side is right."""
+
+    value: float
+    slope: float
+
+    def __add__(self, other):
+        return Moving(self.value + value_of(other), self.slope + slope_of(other))
+
+    def __neg__(self):
+        return Moving(-self.value, -self.slope)
+
+    def __sub__(self, other):
+        return self + -other
+
+    def __rsub__(self, other):
+        return -self + other
+
+    def __mul__(self, other):
+        return Moving(self.value * value_of(other), self.slope * value_of(other) + self.value * slope_of(other))
+
+    def __truediv__(self, number):
+        return Moving(self.value / number, self.slope / number)
+
+    def __rtruediv__(self, number):
+        return Moving(number / self.value, -number * self.slope / self.value**2)
+
+    def __pow__(self, power):
+        return Moving(self.value**power, power * self.value ** (power - 1) * self.slope)
+
+    def __abs__(self):
+        # The sign of a difference of two log-probs is exact; at 0 its magnitude has the slope 0.
+        return Moving(abs(self.value), self.slope * ((self.value > 0) - (self.value < 0)))
+
+    __radd__, __rmul__ = __add__, __mul__
+
+
+def value_of(x):
+    return x.value if isinstance(x, Moving) else x
+
+
+def slope_of(x):
+    return x.slope if isinstance(x, Moving) else 0.0
+
+
+def _either(a, b, first):
+    """The first or the second, without a slope where their order is a matter of rounding."""
+    one, two = value_of(a), value_of(b)
+    if slope_of(a) != slope_of(b) and abs(one - two) <= NEAR * max(1.0, abs(one), abs(two)):
+        return Moving(one if first else two, NAN)
+    return a if first else b
+
+
+def smaller(a, b):
+    return _either(a, b, value_of(a) <= value_of(b))
+
+
+def larger(a, b):
+    return _either(a, b, value_of(a) >= value_of(b))
+
+
+def fsum(values):
+    values = list(values)
+    total = math.fsum(value_of(x) for x in values)
+    return Moving(total, math.fsum(map(slope_of, values))) if any(isinstance(x, Moving) for x in values) else total
+
+
 def exp(x):
+    if isinstance(x, Moving):
+        return Moving(exp(x.value), exp(x.value) * x.slope)
     try:
         return math.exp(x)
     except OverflowError:
@@ -25,6 +104,8 @@ def probability(log_prob):
 
 
 def log(x):
+    if isinstance(x, Moving):
+        return Moving(math.log(x.value), x.slope / x.value)
     return -INF if x == 0 else math.log(x)
 
 
@@ -68,6 +149,8 @@ def reduced(how, values, limit):
 
 def k3(d):
     """e^d - 1 - d, by its series where the subtraction would cancel."""
+    if isinstance(d, Moving):
+        return Moving(k3(d.value), math.expm1(d.value) * d.slope)
     if not abs(d) < 0.5:
         return exp(d) - 1.0 - d
     terms, term = [], d
