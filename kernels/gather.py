@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
+from .tables import at, has, named, size
 from .tiles import Extents, edge, either, launched
-from .tokens import GRID_OF_D, GRID_OF_FRACTION, at, has, named, size
+from .tokens import GRID_OF_D, GRID_OF_FRACTION
 
 
 class SlotTables(NamedTuple):
@@ -71,18 +72,18 @@ def lowest_key(kind: tl.dtype) -> int:
 
 
 @triton.jit
-def slot_tables(counts, integers, floats, peaks) -> SlotTables:
+def slot_tables(p_counts, p_integers, p_floats, p_peaks) -> SlotTables:
     """Group the slot tables; one that is None is replaced by the first, which is not read in its place."""
-    return SlotTables(counts, either(integers, counts), either(floats, counts), either(peaks, counts))
+    return SlotTables(p_counts, either(p_integers, p_counts), either(p_floats, p_counts), either(p_peaks, p_counts))
 
 
 @triton.jit
-def nothing_yet(table, like, PLAN: tl.constexpr, TABLE: tl.constexpr) -> tl.tuple:
+def nothing_yet(p_table, like, PLAN: tl.constexpr, TABLE: tl.constexpr) -> tl.tuple:
     """Start the columns of a table, each in the shape of `like`."""
     found: tl.tuple = ()
     for _ in tl.static_range(size(PLAN, TABLE)):
         if TABLE == "peaks":
-            lowest = tl.full(like.shape, lowest_key(table.dtype.element_ty), table.dtype.element_ty)
+            lowest = tl.full(like.shape, lowest_key(p_table.dtype.element_ty), p_table.dtype.element_ty)
             found = found + (lowest,)
         elif TABLE == "floats":
             found = found + (tl.zeros(like.shape, tl.float64),)
@@ -92,15 +93,15 @@ def nothing_yet(table, like, PLAN: tl.constexpr, TABLE: tl.constexpr) -> tl.tupl
 
 
 @triton.jit
-def with_slots(found: tl.tuple, table, slot, slots, known, PLAN: tl.constexpr, TABLE: tl.constexpr) -> tl.tuple:
+def with_slots(found: tl.tuple, p_table, slot, slots, known, PLAN: tl.constexpr, TABLE: tl.constexpr) -> tl.tuple:
     """Add one slot of each thread to all columns of a table, or take the larger."""
     more: tl.tuple = ()
     for i in tl.static_range(size(PLAN, TABLE)):
         if TABLE == "peaks":
-            lowest = lowest_key(table.dtype.element_ty)
-            x = tl.maximum(found[i], tl.load(table + slots * i + slot, mask=known, other=lowest))
+            lowest = lowest_key(p_table.dtype.element_ty)
+            x = tl.maximum(found[i], tl.load(p_table + slots * i + slot, mask=known, other=lowest))
         else:
-            x = found[i] + tl.load(table + slots * i + slot, mask=known, other=0).to(found[i].dtype)
+            x = found[i] + tl.load(p_table + slots * i + slot, mask=known, other=0).to(found[i].dtype)
         more = more + (x,)
     return more
 
@@ -115,9 +116,8 @@ def together(found: tl.tuple, TABLE: tl.constexpr) -> tl.tuple:
 
 
 @triton.jit
-def slots_of(
-    offsets, owner, extents: Extents, PLAN: tl.constexpr, BY_OWNER: tl.constexpr = False
-) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+def slots_of(p_offsets, owner, extents: Extents, PLAN: tl.constexpr,
+             BY_OWNER: tl.constexpr = False) -> tuple[tl.tensor, tl.tensor, tl.tensor]:  # fmt: skip
     """Find the sequence of each owner, its first slot, and how many slots it has; all [SEQUENCES].
 
     An empty one has none. In a packed batch the first and the last owner are no sequence, as in `tiles.edge`.
@@ -127,57 +127,57 @@ def slots_of(
         return owner - PLAN.packed, owner, owner * 0 + 1
     elif PLAN.packed:
         sequence = owner - 1
-        begin = edge(offsets, owner, extents.sequences, extents.tokens)
-        end = edge(offsets, owner + 1, extents.sequences, extents.tokens)
+        begin = edge(p_offsets, owner, extents.sequences, extents.tokens)
+        end = edge(p_offsets, owner + 1, extents.sequences, extents.tokens)
         first_slot = begin >> extents.tile_bits
         slot_count = (end >> extents.tile_bits) - first_slot + 1
         return sequence, first_slot + owner, tl.where((sequence <= extents.sequences) & (begin != end), slot_count, 0)
     else:
-        return owner, owner * extents.tiles, tl.where(owner < extents.sequences, extents.tiles, 0)
+        return owner, owner * extents.row_tiles, tl.where(owner < extents.sequences, extents.row_tiles, 0)
 
 
 @triton.jit
-def turns_of(within, owner, sequences, turns) -> tuple[tl.tensor, tl.tensor]:
+def turns_of(p_within, owner, sequences, turns) -> tuple[tl.tensor, tl.tensor]:
     """Find the first turn of each owner, and the one behind its last: all turns have an owner, 0 to S + 1.
 
     Args:
-        within: [S + 1] int64, where sequences begin and end among the turns; it does not decrease.
+        p_within: [S + 1] int64, where sequences begin and end among the turns; it does not decrease.
         owner: [SEQUENCES] int64.
         sequences: S.
         turns: U.
     """
-    begins = tl.load(within + (owner - 1), mask=(owner > 0) & (owner <= sequences + 1), other=-1)
-    ends = tl.load(within + owner, mask=owner <= sequences)
+    begins = tl.load(p_within + (owner - 1), mask=(owner > 0) & (owner <= sequences + 1), other=-1)
+    ends = tl.load(p_within + owner, mask=owner <= sequences)
     high = tl.where(owner > sequences, turns + 1, ends) + 1
     return tl.where(owner > sequences + 1, high, begins + 1), high
 
 
 @triton.jit
-def owner_of_turn(within, turn, sequences):
+def owner_of_turn(p_within, turn, sequences):
     """Find the owner, 0 to S + 1, that has each turn, which is numbered as in `turns_of`; arguments as there."""
     low, high = turn * 0, turn * 0 + sequences + 1
     while tl.max(high - low, 0) > 0:
         middle = (low + high) // 2
-        before = tl.load(within + middle, mask=low < high, other=0) < turn
+        before = tl.load(p_within + middle, mask=low < high, other=0) < turn
         low, high = tl.where((low < high) & before, middle + 1, low), tl.where(before, high, middle)
     return low
 
 
 @triton.jit
-def slots_between(offsets, low, high, extents: Extents, BY_OWNER: tl.constexpr = False) -> tuple[tl.tensor, tl.tensor]:
+def slots_between(p_offsets, low, high, extents: Extents,
+                  BY_OWNER: tl.constexpr = False) -> tuple[tl.tensor, tl.tensor]:  # fmt: skip
     """Find the first slot of turns from low to before high, and how many there are. BY_OWNER: as in `slots_of`."""
     if BY_OWNER:
         return low, tl.maximum(high - low, 0)
     else:
-        first_slot = (edge(offsets, low, extents.sequences, extents.tokens) >> extents.tile_bits) + low
-        end = (edge(offsets, high, extents.sequences, extents.tokens) >> extents.tile_bits) + high
+        first_slot = (edge(p_offsets, low, extents.sequences, extents.tokens) >> extents.tile_bits) + low
+        end = (edge(p_offsets, high, extents.sequences, extents.tokens) >> extents.tile_bits) + high
         return first_slot, tl.where(high > low, end - first_slot, 0)
 
 
 @triton.jit
-def gather_slots(
-    tables: SlotTables, first_slot, slot_count, slots, PLAN: tl.constexpr, SHAPE: tl.constexpr
-) -> UnitTotals:
+def gather_slots(tables: SlotTables, first_slot, slot_count, slots, PLAN: tl.constexpr,
+                 SHAPE: tl.constexpr) -> UnitTotals:  # fmt: skip
     """Gather all tables by sequence.
 
     One loop for all of them, in which the loads of several slots are on their way at once. Threads exchange what
@@ -239,23 +239,26 @@ def exact(totals: UnitTotals, PLAN: tl.constexpr, name: tl.constexpr, OF_D: tl.c
 
 
 @triton.jit
-def put_columns(out, columns: tl.tuple, owner, owners) -> None:
+def put_columns(p_out, columns: tl.tuple, owner, owners) -> None:
     """Write a gathered table to [columns, owners]."""
     for i in tl.static_range(len(columns)):
-        tl.store(out + owners * i + owner, columns[i], mask=owner < owners)
+        tl.store(p_out + owners * i + owner, columns[i], mask=owner < owners)
 
 
 @launched
 def gather_kernel(
-    counts, integers, floats, peaks, counts_out, integers_out, floats_out, peaks_out, offsets,
-    tokens: tl.int64, sequences: tl.int64, tiles: tl.int64, tile_bits: tl.int32, slots: tl.int64, unit_count: tl.int64,
+    p_counts, p_integers, p_floats, p_peaks, p_counts_out, p_integers_out, p_floats_out, p_peaks_out, p_offsets,
+    tokens: tl.int64, sequences: tl.int64, row_tiles: tl.int64, tile_bits: tl.int32, slots: tl.int64,
+    unit_count: tl.int64,
     PLAN: tl.constexpr, SHAPE: tl.constexpr,
 ) -> None:  # fmt: skip
     """Write all tables by owner, [columns, unit_count]; the first and last owner of a packed batch are no sequence."""
     owner = tl.program_id(0).to(tl.int64) * SHAPE.sequences + tl.arange(0, SHAPE.sequences)
-    _, first_slot, slot_count = slots_of(offsets, owner, Extents(tokens, sequences, 0, tiles, tile_bits), PLAN)
-    totals = gather_slots(slot_tables(counts, integers, floats, peaks), first_slot, slot_count, slots, PLAN, SHAPE)
-    put_columns(counts_out, totals.counts, owner, unit_count)
-    put_columns(integers_out, totals.integers, owner, unit_count)
-    put_columns(floats_out, totals.floats, owner, unit_count)
-    put_columns(peaks_out, totals.peaks, owner, unit_count)
+    _, first_slot, slot_count = slots_of(p_offsets, owner, Extents(tokens, sequences, 0, row_tiles, tile_bits), PLAN)
+    totals = gather_slots(
+        slot_tables(p_counts, p_integers, p_floats, p_peaks), first_slot, slot_count, slots, PLAN, SHAPE
+    )
+    put_columns(p_counts_out, totals.counts, owner, unit_count)
+    put_columns(p_integers_out, totals.integers, owner, unit_count)
+    put_columns(p_floats_out, totals.floats, owner, unit_count)
+    put_columns(p_peaks_out, totals.peaks, owner, unit_count)

@@ -102,10 +102,10 @@ class Grid:
     tokens: int
     sequences: int
     width: int  # of a row; 0 for a packed batch
-    tiles: int  # of a row; 0 for a packed batch
+    row_tiles: int  # of a row; 0 for a packed batch
     tile_bits: int  # a tile has 2^tile_bits tokens
     slots: int  # of `read`
-    steps: int  # of the search for the first owner of a tile
+    search_steps: int  # of the search for the first owner of a tile
     token_programs: int  # those that pass over tokens, and over sequences
     sequence_programs: int
     shares: int  # programs of `decide` that share the zeroing of what one of them decides about
@@ -135,7 +135,17 @@ def tile_for(tokens: int, shape: Shape, double: bool) -> int:
 
 # The fields that kernels take.
 SIZES = (
-    *("tokens", "sequences", "width", "tiles", "tile_bits", "slots", "steps", "token_programs", "sequence_programs"),
+    *(
+        "tokens",
+        "sequences",
+        "width",
+        "row_tiles",
+        "tile_bits",
+        "slots",
+        "search_steps",
+        "token_programs",
+        "sequence_programs",
+    ),
     *("shares", "part", "parts"),
     *("owner_count", "unit_count", "TILING", "SHAPE"),
 )
@@ -193,10 +203,10 @@ def divided(cut: Cut, tokens: int, sequences: int, width: int | None, contiguous
         tokens=tokens,
         sequences=sequences,
         width=width or 0,
-        tiles=of_row,
+        row_tiles=of_row,
         tile_bits=bits,
         slots=slots,
-        steps=search_steps(sequences),
+        search_steps=search_steps(sequences),
         token_programs=token_programs,
         sequence_programs=sequence_programs,
         shares=shares,

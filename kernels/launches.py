@@ -140,6 +140,8 @@ class Call(NamedTuple):
 class Operation:
     """Kernels that are launched one after the other, with the tensors and the tables that they take by name.
 
+    A kernel's parameter p_x takes the tensor x.
+
     Its calls are alike in everything that decides how a kernel is compiled, except for the grid and for alignments: in
     dtypes, in the device, and in which of the tensors are None. Tensors that are `strided` may lie in memory anyhow:
     kernels take the strides of "x" or "x_logp" as x_row and x_step.
@@ -186,8 +188,10 @@ class Operation:
         places: dict[object, int] = {name: place for place, name in enumerate(names)}
         places |= dict.fromkeys({*tensors, *self._missing} - {*held}, places[None])
         for site in self.sites:
-            takes = {name: (site, name) if name in site.fixed else name for name in parameters_of(site.kernel)}
-            site.places = {name: places[value] for name, value in (takes | site.renamed).items()}
+            for parameter in parameters_of(site.kernel):
+                name = parameter.removeprefix("p_")
+                value = (site, name) if name in site.fixed else site.renamed.get(name, name)
+                site.places[parameter] = places[value]
             site.pick = picker(tuple(site.places.values()))
         self._held = picker(held)
         return self._held

@@ -12,8 +12,9 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
-from .accumulators import Tables, kept_of
-from .tokens import at, has, key_of, of_key, over_lanes, size
+from .sums import kept_of
+from .tables import Tables, at, has, size
+from .tokens import key_of, of_key, over_lanes
 
 # ROWS: rows that the last program adds up at a time. GROUP: columns, LANES: token programs, that a part adds up at a
 # time.
@@ -54,20 +55,20 @@ def groups(plan: Tables) -> int:
 
 
 @triton.jit
-def put(table, PLAN: tl.constexpr, TABLE: tl.constexpr, name: tl.constexpr, x) -> None:
+def put(p_table, PLAN: tl.constexpr, TABLE: tl.constexpr, name: tl.constexpr, x) -> None:
     """Store this program's entry of a column, a scalar, if the plan has the column."""
     if has(PLAN, TABLE, name):
-        row = table + tl.program_id(0).to(tl.int64) * size(PLAN, TABLE)
-        tl.store(row + at(PLAN, TABLE, name), x.to(table.dtype.element_ty))
+        row = p_table + tl.program_id(0).to(tl.int64) * size(PLAN, TABLE)
+        tl.store(row + at(PLAN, TABLE, name), x.to(p_table.dtype.element_ty))
 
 
 @triton.jit
-def add(sums, PLAN: tl.constexpr, name: tl.constexpr, x) -> None:
+def add(p_sums, PLAN: tl.constexpr, name: tl.constexpr, x) -> None:
     """Add x up over the sequences of this program, [SEQUENCES]; x is 0 at those that do not count."""
     if has(PLAN, "sequence_sums", name):
         # A warp adds up int32 in one instruction, and int64 in two.
         kind: tl.constexpr = tl.int32 if x.dtype == tl.int1 else tl.int64 if x.dtype == tl.int64 else tl.float64
-        put(sums, PLAN, "sequence_sums", name, over_lanes(x.to(kind)))
+        put(p_sums, PLAN, "sequence_sums", name, over_lanes(x.to(kind)))
 
 
 @triton.jit
@@ -80,21 +81,21 @@ def largest_key(key):
 
 
 @triton.jit
-def put_extrema(maxima, PLAN: tl.constexpr, low: tl.constexpr, high: tl.constexpr, x, among) -> None:
+def put_extrema(p_maxima, PLAN: tl.constexpr, low: tl.constexpr, high: tl.constexpr, x, among) -> None:
     """Store the largest of -x and of x among some sequences of this program."""
     if has(PLAN, "sequence_maxima", low):
         least = of_key(largest_key(key_of(tl.where(among, -x, float("-inf")))))
-        put(maxima, PLAN, "sequence_maxima", low, least)
+        put(p_maxima, PLAN, "sequence_maxima", low, least)
     if has(PLAN, "sequence_maxima", high):
         most = of_key(largest_key(key_of(tl.where(among, x, float("-inf")))))
-        put(maxima, PLAN, "sequence_maxima", high, most)
+        put(p_maxima, PLAN, "sequence_maxima", high, most)
 
 
 # --- parts: programs over tokens are many, so some programs add them up before the last one does ---
 
 
 @triton.jit
-def store_part(table, out, column, first, end, programs, COLUMNS: tl.constexpr, LARGEST: tl.constexpr) -> None:
+def store_part(p_table, p_out, column, first, end, programs, COLUMNS: tl.constexpr, LARGEST: tl.constexpr) -> None:
     """Add some columns of a table [columns, programs] up over a range of programs, or take the largest."""
     nothing = float("-inf") if LARGEST else 0.0
     found = tl.full((GROUP, LANES), nothing, tl.float64)
@@ -104,55 +105,55 @@ def store_part(table, out, column, first, end, programs, COLUMNS: tl.constexpr, 
         row = (start + tl.arange(0, LANES))[None, :]
         known = (column[:, None] < COLUMNS) & (row < end)
         place = column[:, None].to(tl.int64) * programs + row
-        x = tl.load(table + place, mask=known, other=nothing)
+        x = tl.load(p_table + place, mask=known, other=nothing)
         found = tl.maximum(found, key_of(x)) if LARGEST else found + x
     done = of_key(tl.max(found, 1)) if LARGEST else tl.sum(found, 1)
-    tl.store(out + column, done, mask=column < COLUMNS)
+    tl.store(p_out + column, done, mask=column < COLUMNS)
 
 
 @triton.jit
-def add_up_part(k, sums, maxima, part_sums, part_maxima, programs, part, PLAN: tl.constexpr) -> None:
+def add_up_part(k, p_sums, p_maxima, p_part_sums, p_part_maxima, programs, part, PLAN: tl.constexpr) -> None:
     """Add up GROUP columns of `part` programs over tokens: piece k of parts * groups."""
     number, group = k // groups(PLAN), k % groups(PLAN)
     first = number * part
     end = tl.minimum(first + part, programs)
     column = group * GROUP + tl.arange(0, GROUP)
     if group < groups_of_sums(PLAN):
-        out = part_sums + number.to(tl.int64) * size(PLAN, "token_sums")
-        store_part(sums, out, column, first, end, programs, size(PLAN, "token_sums"), False)
+        p_out = p_part_sums + number.to(tl.int64) * size(PLAN, "token_sums")
+        store_part(p_sums, p_out, column, first, end, programs, size(PLAN, "token_sums"), False)
     else:
-        out = part_maxima + number.to(tl.int64) * kept_of(PLAN, "token_maxima")
+        p_out = p_part_maxima + number.to(tl.int64) * kept_of(PLAN, "token_maxima")
         column -= groups_of_sums(PLAN) * GROUP
-        store_part(maxima, out, column, first, end, programs, kept_of(PLAN, "token_maxima"), True)
+        store_part(p_maxima, p_out, column, first, end, programs, kept_of(PLAN, "token_maxima"), True)
 
 
 # --- rows: what the last program adds up, and of many rows neighbors before it ---
 
 
 @triton.jit
-def load_rows(table, start, rows, apart, nothing: tl.constexpr, COLUMNS: tl.constexpr):
+def load_rows(p_table, start, rows, apart, nothing: tl.constexpr, COLUMNS: tl.constexpr):
     """Load some of `rows` rows of a table [rows, columns], each `apart` behind the one before: [ROWS, WIDTH]."""
     row = (start + tl.arange(0, ROWS))[:, None]
     column = tl.arange(0, width_of(COLUMNS))[None, :]
     place = row.to(tl.int64) * apart * COLUMNS + column
-    return tl.load(table + place, mask=(row < rows) & (column < COLUMNS), other=nothing)
+    return tl.load(p_table + place, mask=(row < rows) & (column < COLUMNS), other=nothing)
 
 
 @triton.jit
-def sum_of_rows(table, rows, apart, COLUMNS: tl.constexpr):
+def sum_of_rows(p_table, rows, apart, COLUMNS: tl.constexpr):
     """Add up all columns: [WIDTH]. A thread has its columns, and exchanges nothing."""
-    found = load_rows(table, 0, rows, apart, 0.0, COLUMNS)
+    found = load_rows(p_table, 0, rows, apart, 0.0, COLUMNS)
     for start in range(ROWS, rows, ROWS):
-        found += load_rows(table, start, rows, apart, 0.0, COLUMNS)
+        found += load_rows(p_table, start, rows, apart, 0.0, COLUMNS)
     return tl.sum(found, 0)
 
 
 @triton.jit
-def largest_of_rows(table, rows, apart, COLUMNS: tl.constexpr):
+def largest_of_rows(p_table, rows, apart, COLUMNS: tl.constexpr):
     """Find the largest entry of every column: [WIDTH]; NaN if there is one."""
-    found = key_of(load_rows(table, 0, rows, apart, float("-inf"), COLUMNS))
+    found = key_of(load_rows(p_table, 0, rows, apart, float("-inf"), COLUMNS))
     for start in range(ROWS, rows, ROWS):
-        found = tl.maximum(found, key_of(load_rows(table, start, rows, apart, float("-inf"), COLUMNS)))
+        found = tl.maximum(found, key_of(load_rows(p_table, start, rows, apart, float("-inf"), COLUMNS)))
     return of_key(tl.max(found, 0))
 
 
@@ -163,69 +164,69 @@ def entry(found, column: tl.constexpr):
 
 
 @triton.jit
-def put_all(out, found, COLUMNS: tl.constexpr) -> None:
+def put_all(p_out, found, COLUMNS: tl.constexpr) -> None:
     """Store the first of some columns side by side: all of them, as a rule."""
     column = tl.arange(0, found.shape[0])
-    tl.store(out + column, found, mask=column < COLUMNS)
+    tl.store(p_out + column, found, mask=column < COLUMNS)
 
 
 @triton.jit
-def copy(source, out, many) -> None:
+def copy(p_source, p_out, many) -> None:
     """Copy so many numbers."""
     for first in range(0, many, LANES):
         place = first + tl.arange(0, LANES)
-        tl.store(out + place, tl.load(source + place, mask=place < many), mask=place < many)
+        tl.store(p_out + place, tl.load(p_source + place, mask=place < many), mask=place < many)
 
 
 # --- who comes last ---
 
 
 @triton.jit
-def zero_counters(counters, many) -> None:
+def zero_counters(p_counters, many) -> None:
     """Zero so many counters."""
     for first in range(0, many, ROW_GROUP):
         place = first + tl.arange(0, ROW_GROUP)
-        tl.store(counters + place, tl.zeros((ROW_GROUP,), tl.int32), mask=place < many)
+        tl.store(p_counters + place, tl.zeros((ROW_GROUP,), tl.int32), mask=place < many)
 
 
 @triton.jit
-def reset(counter, rows) -> None:
+def reset(p_counter, rows) -> None:
     """Zero the counters of a call, in a launch before: one of all programs, and one of each group of rows."""
-    tl.store(counter, 0)
+    tl.store(p_counter, 0)
     if rows > ROW_GROUP:
-        zero_counters(counter + 1, rows // ROW_GROUP + 1)
+        zero_counters(p_counter + 1, rows // ROW_GROUP + 1)
 
 
 @triton.jit
-def count_in(counter):
+def count_in(p_counter):
     """Count a program in, and return how many came before, all of whose stores it sees from now on."""
     # One thread counts, and releases what all threads of the program have stored.
     tl.debug_barrier()
-    return tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu")
+    return tl.atomic_add(p_counter, 1, sem="acq_rel", scope="gpu")
 
 
 @triton.jit
-def add_up_neighbors(counter, out: Partials, program, rows, PLAN: tl.constexpr):
+def add_up_neighbors(p_counter, out: Partials, program, rows, PLAN: tl.constexpr):
     """Add up the rows of a group in its last program. Return whether this program is that one."""
     first = program // ROW_GROUP * ROW_GROUP
     many = tl.minimum(rows - first, ROW_GROUP)
-    last = count_in(counter + 1 + program // ROW_GROUP) == many - 1
+    last = count_in(p_counter + 1 + program // ROW_GROUP) == many - 1
     if last:
-        sums = out.sums + first.to(tl.int64) * size(PLAN, "sequence_sums")
-        found = sum_of_rows(sums, many, 1, size(PLAN, "sequence_sums"))
+        p_sums = out.sums + first.to(tl.int64) * size(PLAN, "sequence_sums")
+        found = sum_of_rows(p_sums, many, 1, size(PLAN, "sequence_sums"))
         # Some threads may still read what others are about to replace.
         tl.debug_barrier()
-        put_all(sums, found, size(PLAN, "sequence_sums"))
+        put_all(p_sums, found, size(PLAN, "sequence_sums"))
         if size(PLAN, "sequence_maxima") > 0:
-            maxima = out.maxima + first.to(tl.int64) * size(PLAN, "sequence_maxima")
-            most = largest_of_rows(maxima, many, 1, size(PLAN, "sequence_maxima"))
+            p_maxima = out.maxima + first.to(tl.int64) * size(PLAN, "sequence_maxima")
+            most = largest_of_rows(p_maxima, many, 1, size(PLAN, "sequence_maxima"))
             tl.debug_barrier()
-            put_all(maxima, most, size(PLAN, "sequence_maxima"))
+            put_all(p_maxima, most, size(PLAN, "sequence_maxima"))
     return last
 
 
 @triton.jit
-def is_last(counter, out: Partials, program, rows, PLAN: tl.constexpr):
+def is_last(p_counter, out: Partials, program, rows, PLAN: tl.constexpr):
     """Count a program in and return whether it is the last, which sees whatever the others stored before.
 
     The programs before `rows` have stored a row each. Which program is last may differ from run to run, so results must
@@ -235,9 +236,9 @@ def is_last(counter, out: Partials, program, rows, PLAN: tl.constexpr):
     if rows > ROW_GROUP:
         waiting += (rows + ROW_GROUP - 1) // ROW_GROUP - rows
         if program < rows:
-            counts = add_up_neighbors(counter, out, program, rows, PLAN)
+            counts = add_up_neighbors(p_counter, out, program, rows, PLAN)
     if counts:
-        last = count_in(counter) == waiting - 1
+        last = count_in(p_counter) == waiting - 1
     return last
 
 

@@ -10,40 +10,160 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .accumulators import (
-    LARGEST_COUNT,
-    bit_of,
-    counts_equal,
-    counts_more_than_equal,
-    counts_others,
-    first_of,
-    first_of_word,
-    is_added,
-    is_count,
-    is_extremum,
-    is_measured,
-    is_of_slots,
-    kept_of,
-    kind_of,
-    one_of,
-    place_of,
-    quantum_of,
-    start_of,
-)
+from .tables import Tables, has, named, size
 from .tiles import Extents, Span, places_of
-from .tokens import (
-    GRID_OF_D,
-    GRID_OF_FRACTION,
-    LARGEST_D,
-    LARGEST_STATISTIC,
-    has,
-    is_finite,
-    key_of,
-    named,
-    of_key,
-    over_lanes,
-    size,
-)
+from .tokens import GRID_OF_D, GRID_OF_FRACTION, LARGEST_D, LARGEST_STATISTIC, is_finite, key_of, of_key, over_lanes
+
+# Counts of slots share words of 32 bits: a thread has at most 64 tokens of a tile, so each fits into 8 bits.
+COUNTS_OF_WORD, BITS, LARGEST_COUNT = tl.constexpr(4), tl.constexpr(8), tl.constexpr(0xFF)
+
+# Columns of probabilities, and of their squares.
+PROBABILITIES = ("p", "q", "abs_prob_diff", "max_abs_prob_diff")
+SQUARED = ("p2", "q2", "pq")
+
+
+@triton.constexpr_function
+def first_of(plan: Tables, table: str) -> int:
+    """Find the accumulator of a table's first column; anything for a table without columns."""
+    return next((place for place, (kept, _) in enumerate(plan.recorded) if kept == table), -1)
+
+
+@triton.constexpr_function
+def kept_of(plan: Tables, table: str) -> int:
+    """Count the columns of a table that have accumulators."""
+    return sum(kept == table for kept, _ in plan.recorded)
+
+
+@triton.constexpr_function
+def place_of(plan: Tables, table: str, name: str) -> int:
+    """Find the accumulator of a column."""
+    return plan.recorded.index((table, name))
+
+
+@triton.constexpr_function
+def is_of_slots(plan: Tables, place: int) -> bool:
+    """Return whether an accumulator is of slots and not of the batch."""
+    return plan.recorded[place][0] not in ("token_sums", "token_maxima")
+
+
+@triton.constexpr_function
+def is_measured(plan: Tables, place: int) -> bool:
+    """Return whether an accumulator of slots is filled token by token; without a mask, bounds give the valid ones."""
+    table, name = plan.recorded[place]
+    return is_of_slots(plan, place) and (plan.masked or (table, name) != ("counts", "valid"))
+
+
+@triton.constexpr_function
+def first_of_word(plan: Tables, place: int) -> int:
+    """Find the accumulator of the word of a count of slots; -1 for all else."""
+    if plan.recorded[place][0] != "counts":
+        return -1
+    return place - (place - first_of(plan, "counts")) % COUNTS_OF_WORD.value
+
+
+@triton.constexpr_function
+def bit_of(plan: Tables, place: int) -> int:
+    """Find the lowest bit of a count in its word."""
+    return (place - first_of_word(plan, place)) * BITS.value
+
+
+@triton.constexpr_function
+def one_of(plan: Tables, place: int) -> int:
+    """Return a count of one at its place in the word."""
+    return 1 << bit_of(plan, place)
+
+
+@triton.constexpr_function
+def is_added(plan: Tables, place: int) -> bool:
+    """Return whether steps add to an accumulator of slots; of a word only to the first."""
+    in_word = first_of_word(plan, place) >= 0
+    return first_of_word(plan, place) == place if in_word else is_measured(plan, place)
+
+
+@triton.constexpr_function
+def counts_others(plan: Tables, i: int) -> bool:
+    """Return whether the accumulator of a count of slots counts the other valid tokens: the finite, the equal ones."""
+    return plan.counts[i].rpartition("/")[2] in ("nonfinite", "differing")
+
+
+@triton.constexpr_function
+def counts_more_than_equal(plan: Tables, place: int) -> bool:
+    """Return whether a count of slots is of valid or of finite tokens, among which those of equal log-probs are."""
+    return "differing" in plan.counts and plan.recorded[place] in (("counts", "valid"), ("counts", "nonfinite"))
+
+
+@triton.constexpr_function
+def counts_equal(plan: Tables, place: int) -> bool:
+    """Return whether a count of slots is of tokens of equal log-probs."""
+    return plan.recorded[place] == ("counts", "differing")
+
+
+@triton.constexpr_function
+def is_extremum(plan: Tables, place: int) -> bool:
+    """Return whether an accumulator keeps the largest and not the sum."""
+    return plan.recorded[place][0] in ("peaks", "token_maxima")
+
+
+@triton.constexpr_function
+def is_count(plan: Tables, place: int) -> bool:
+    """Return whether a sum counts tokens of the batch."""
+    table, name = plan.recorded[place]
+    return table == "token_sums" and name.rpartition("/")[2].startswith("tokens_")
+
+
+@triton.constexpr_function
+def counts_probabilities(plan: Tables) -> bool:
+    """Return whether probabilities - 1 are integers: of float32 they are multiples of 2^-24, unless one may be NaN."""
+    return not plan.double and plan.nonfinite != "propagate"
+
+
+@triton.constexpr_function
+def quantum_of(plan: Tables, place: int) -> float | None:
+    """Return the quantum of a sum or a maximum of such integers; None for all else."""
+    table, name = plan.recorded[place]
+    if table not in ("token_sums", "token_maxima") or not counts_probabilities(plan):
+        return None
+    return 2.0**-48 if name in SQUARED else 2.0**-24 if name in PROBABILITIES else None
+
+
+@triton.constexpr_function
+def is_wide(plan: Tables, place: int) -> bool:
+    """Return whether a sum over tokens is float64: of values far from 0 that differ little from each other."""
+    name = plan.recorded[place][1].rpartition("/")[2]
+    return name in (*PROBABILITIES[:2], *SQUARED, "clamped", "clamped2", "age")
+
+
+@triton.constexpr_function
+def is_of_loss(plan: Tables, place: int) -> bool:
+    """Return whether an accumulator is an extremum of the loss by slot, which is no key of floats where none is NaN."""
+    return plan.recorded[place] in (("peaks", "max_ppo_log_ratio"), ("peaks", "-min_ppo_log_ratio"))
+
+
+@triton.constexpr_function
+def kind_of(plan: Tables, place: int) -> tl.dtype:
+    """Choose the dtype of an accumulator."""
+    table = plan.recorded[place][0]
+    if table == "counts":
+        return tl.int32
+    if quantum_of(plan, place) is not None:
+        return tl.int64 if plan.recorded[place][1] in SQUARED else tl.int32
+    if table == "integers":
+        return tl.int64
+    if plan.nonfinite == "propagate" if table == "token_maxima" or is_of_loss(plan, place) else table == "peaks":
+        return tl.int64 if plan.double else tl.int32
+    wide = plan.double or (table == "token_sums" and is_wide(plan, place))
+    return tl.float64 if wide else tl.float32
+
+
+@triton.constexpr_function
+def start_of(plan: Tables, place: int) -> float:
+    """Choose the value from which an accumulator starts."""
+    if not is_extremum(plan, place):
+        return 0
+    # Of keys that of -inf. The smallest integer is the key of a NaN, and a program may skip every step.
+    kind = kind_of(plan, place)
+    return float("-inf") if kind.is_floating() else -0x7F800001 if kind == tl.int32 else -0x7FF0000000000001
+
 
 # --- one step ---
 
@@ -212,10 +332,8 @@ def with_batch(kept: tl.tuple, found: tl.tuple, PLAN: tl.constexpr) -> tl.tuple:
 
 
 @triton.jit
-def with_slot(
-    kept: tl.tuple, found: tl.tuple, start: tl.tensor | None, end: tl.tensor | None, first, PLAN: tl.constexpr,
-    TILING: tl.constexpr,
-) -> tl.tuple:  # fmt: skip
+def with_slot(kept: tl.tuple, found: tl.tuple, start: tl.tensor | None, end: tl.tensor | None, first,
+              PLAN: tl.constexpr, TILING: tl.constexpr) -> tl.tuple:  # fmt: skip
     """Add the tokens of a step, which begins at first, to the accumulators of slots; from start to end if given."""
     if start is not None:
         # Counted from the step's first token, so that nothing but its bounds changes from step to step.
@@ -242,36 +360,36 @@ def with_slot(
 
 
 @triton.jit
-def key_in(table, x):
+def key_in(p_table, x):
     """Encode an extremum that was kept as it is, as the keys of its table are."""
-    if x.dtype == table.dtype.element_ty:
+    if x.dtype == p_table.dtype.element_ty:
         return x
     else:
         return key_of(x)
 
 
 @triton.jit
-def put_columns(kept: tl.tuple, table, slots, slot, PLAN: tl.constexpr, TABLE: tl.constexpr) -> None:
+def put_columns(kept: tl.tuple, p_table, slots, slot, PLAN: tl.constexpr, TABLE: tl.constexpr) -> None:
     """Store the columns of a table of slots, [columns, slots]."""
     entry = slot
     for i in tl.static_range(size(PLAN, TABLE)):
         x = kept[first_of(PLAN, TABLE) + i]
-        x = key_in(table, tl.max(x, 0)) if TABLE == "peaks" else over_lanes(x)
-        tl.store(table + entry, x.to(table.dtype.element_ty))
+        x = key_in(p_table, tl.max(x, 0)) if TABLE == "peaks" else over_lanes(x)
+        tl.store(p_table + entry, x.to(p_table.dtype.element_ty))
         entry += slots
 
 
 @triton.jit
-def put_counts(kept: tl.tuple, table, slots, slot, valid, PLAN: tl.constexpr) -> None:
+def put_counts(kept: tl.tuple, p_table, slots, slot, valid, PLAN: tl.constexpr) -> None:
     """Store the counts of a slot; the first is of its valid tokens."""
     entry = slot
-    tl.store(table + entry, valid)
+    tl.store(p_table + entry, valid)
     for i in tl.static_range(1, size(PLAN, "counts")):
         x = count_of(kept, first_of(PLAN, "counts") + i, PLAN)
         if counts_others(PLAN, i):
             x = valid - x
         entry += slots
-        tl.store(table + entry, x)
+        tl.store(p_table + entry, x)
 
 
 @triton.jit
@@ -291,7 +409,7 @@ def put_slot(kept: tl.tuple, tables: tl.tuple, slots, span: Span, PLAN: tl.const
 
 
 @triton.jit
-def put_outside(counts, outside, begin, first_owner, last_owner, extents: Extents) -> None:
+def put_outside(p_counts, outside, begin, first_owner, last_owner, extents: Extents) -> None:
     """Store how many valid tokens of a tile no sequence has, below 0, as the count of an owner that is none.
 
     begin: the first token of the tile that a sequence may have. Before it lies what belongs to owner 0, which has no
@@ -299,19 +417,19 @@ def put_outside(counts, outside, begin, first_owner, last_owner, extents: Extent
     """
     owner = tl.where(begin > 0, first_owner, last_owner)
     if (outside > 0) & ((owner == 0) | (owner > extents.sequences)):
-        tl.store(counts + tl.program_id(0).to(tl.int64) + owner, -outside)
+        tl.store(p_counts + tl.program_id(0).to(tl.int64) + owner, -outside)
 
 
 @triton.jit
-def put_batch(kept: tl.tuple, sums, maxima, PLAN: tl.constexpr) -> None:
+def put_batch(kept: tl.tuple, p_sums, p_maxima, PLAN: tl.constexpr) -> None:
     """Store what the program adds to sums and extrema of the batch, [columns, programs], of all that it accumulated."""
     program, programs = tl.program_id(0).to(tl.int64), tl.num_programs(0).to(tl.int64)
     for i in tl.static_range(kept_of(PLAN, "token_sums")):
         x = total_of(kept, first_of(PLAN, "token_sums") + i, PLAN)
-        tl.store(sums + (program + i * programs), x.to(tl.float64))
+        tl.store(p_sums + (program + i * programs), x.to(tl.float64))
     for i in tl.static_range(kept_of(PLAN, "token_maxima")):
         x = largest_of(kept, first_of(PLAN, "token_maxima") + i, PLAN)
-        tl.store(maxima + (program + i * programs), x.to(tl.float64))
+        tl.store(p_maxima + (program + i * programs), x.to(tl.float64))
 
 
 @triton.jit

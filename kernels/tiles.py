@@ -62,7 +62,7 @@ class Extents(NamedTuple):
     tokens: tl.tensor
     sequences: tl.tensor
     width: tl.tensor  # of a row; 0 for a packed batch
-    tiles: tl.tensor  # of a row; 0 for a packed batch
+    row_tiles: tl.tensor  # of a row; 0 for a packed batch
     tile_bits: tl.tensor  # int32: a tile has 2^tile_bits tokens; no constant, so that any size takes one kernel
 
 
@@ -95,13 +95,13 @@ class PerToken(NamedTuple):
 
 
 @triton.jit
-def edge(offsets, v, sequences, tokens):
+def edge(p_offsets, v, sequences, tokens):
     """Find where owner v of a packed batch begins: owner 0 is before the first sequence, S + 1 behind the last.
 
     Offsets are clamped into the batch, so that wrong ones cannot lead out of it.
     """
     known = (v > 0) & (v <= sequences + 1)
-    found = tl.load(offsets + (v - 1), mask=known, other=0).to(tl.int64)
+    found = tl.load(p_offsets + (v - 1), mask=known, other=0).to(tl.int64)
     found = tl.minimum(tl.maximum(found, 0), tokens)
     return tl.where(v > sequences + 1, tokens, found)
 
@@ -119,36 +119,36 @@ def within_tile(x, size):
 
 
 @triton.jit
-def tile_of_program(offsets, extents: Extents, PLAN: tl.constexpr, TILING: tl.constexpr) -> Tile:
+def tile_of_program(p_offsets, extents: Extents, PLAN: tl.constexpr, TILING: tl.constexpr) -> Tile:
     """Find the tile of this program."""
     program = tl.program_id(0).to(tl.int64)
     # As a product, which shows that addresses of whole steps are aligned.
     size = (1 << (extents.tile_bits - bits_of(TILING.step))) * TILING.step
     if PLAN.packed:
         first = program * size
-        begin = edge(offsets, program * 0 + 1, extents.sequences, extents.tokens) - first
-        end = edge(offsets, extents.sequences + 1, extents.sequences, extents.tokens) - first
+        begin = edge(p_offsets, program * 0 + 1, extents.sequences, extents.tokens) - first
+        end = edge(p_offsets, extents.sequences + 1, extents.sequences, extents.tokens) - first
         length = within_tile(extents.tokens - first, size)
         return Tile(program * 0, first, within_tile(begin, size), within_tile(end, size), length, size)
     else:
-        row = program // extents.tiles
-        first = (program % extents.tiles) * size
+        row = program // extents.row_tiles
+        first = (program % extents.row_tiles) * size
         length = within_tile(tl.where(row < extents.sequences, extents.width - first, 0), size)
         return Tile(row, first, length * 0, length, length, size)
 
 
 @triton.jit
-def end_of(offsets, owner, start, tile: Tile, extents: Extents, PLAN: tl.constexpr):
+def end_of(p_offsets, owner, start, tile: Tile, extents: Extents, PLAN: tl.constexpr):
     """Find where an owner ends in the tile, not before its start; behind the last sequence nothing follows."""
     if PLAN.packed:
-        end = tl.load(offsets + owner, mask=owner <= extents.sequences, other=0).to(tl.int64) - tile.first
+        end = tl.load(p_offsets + owner, mask=owner <= extents.sequences, other=0).to(tl.int64) - tile.first
         return tl.minimum(tl.maximum(end, start), tile.length).to(tl.int32)
     else:
         return tile.length
 
 
 @triton.jit
-def owner_before(offsets, token, extents: Extents, steps, WAYS: tl.constexpr):
+def owner_before(p_offsets, token, extents: Extents, steps, WAYS: tl.constexpr):
     """Find the last owner that begins before a token; before the first token it is owner 0.
 
     Every step of the search looks at WAYS owners at once, because its loads are what takes time.
@@ -157,7 +157,7 @@ def owner_before(offsets, token, extents: Extents, steps, WAYS: tl.constexpr):
     way = 1 + tl.arange(0, WAYS)
     for _ in range(steps):
         step = span // WAYS + 1
-        begun = edge(offsets, owner + way * step, extents.sequences, extents.tokens) < token
+        begun = edge(p_offsets, owner + way * step, extents.sequences, extents.tokens) < token
         forward = tl.max(tl.where((way * step <= span) & begun, way, 0), 0) * step
         owner += forward
         span = tl.minimum(step - 1, span - forward)
@@ -165,16 +165,16 @@ def owner_before(offsets, token, extents: Extents, steps, WAYS: tl.constexpr):
 
 
 @triton.jit
-def first_span(offsets, tile: Tile, extents: Extents, steps, PLAN: tl.constexpr) -> Span:
+def first_span(p_offsets, tile: Tile, extents: Extents, steps, PLAN: tl.constexpr) -> Span:
     """Find the first owner of a tile, which is the last of the tile before.
 
     Both are searched for, so that no slot is left out even where offsets are not sorted.
     """
     owner, last = tile.row, tile.row
     if PLAN.packed:
-        owner = owner_before(offsets, tile.first, extents, steps, WAYS)
-        last = owner_before(offsets, tile.first + tile.size, extents, steps, WAYS)
-    return Span(owner, tile.begin, end_of(offsets, owner, tile.begin, tile, extents, PLAN), last)
+        owner = owner_before(p_offsets, tile.first, extents, steps, WAYS)
+        last = owner_before(p_offsets, tile.first + tile.size, extents, steps, WAYS)
+    return Span(owner, tile.begin, end_of(p_offsets, owner, tile.begin, tile, extents, PLAN), last)
 
 
 @triton.jit
@@ -184,9 +184,9 @@ def ends_by(span: Span, first, TILING: tl.constexpr):
 
 
 @triton.jit
-def next_span(span: Span, offsets, tile: Tile, extents: Extents, PLAN: tl.constexpr) -> Span:
+def next_span(span: Span, p_offsets, tile: Tile, extents: Extents, PLAN: tl.constexpr) -> Span:
     """Go on to the next owner."""
-    end = end_of(offsets, span.owner + 1, span.end, tile, extents, PLAN)
+    end = end_of(p_offsets, span.owner + 1, span.end, tile, extents, PLAN)
     return Span(span.owner + 1, span.end, end, span.last)
 
 
@@ -227,10 +227,10 @@ def age_at(version, current):
 
 
 @triton.jit
-def entry_of(table, owner, extents: Extents, PLAN: tl.constexpr, current: tl.tensor | None = None):
+def entry_of(p_table, owner, extents: Extents, PLAN: tl.constexpr, current: tl.tensor | None = None):
     """Load an owner's entry of a per-sequence tensor, or its age where versions are read; 0 where it is no sequence."""
     sequence = number_of_sequence(owner, PLAN)
-    found = tl.load(table + sequence, mask=(sequence >= 0) & (sequence < extents.sequences), other=0)
+    found = tl.load(p_table + sequence, mask=(sequence >= 0) & (sequence < extents.sequences), other=0)
     if current is None:
         return found
     else:
@@ -238,20 +238,18 @@ def entry_of(table, owner, extents: Extents, PLAN: tl.constexpr, current: tl.ten
 
 
 @triton.jit
-def ends_in(span: Span, first, offsets, tile: Tile, extents: Extents, PLAN: tl.constexpr, TILING: tl.constexpr):
+def ends_in(span: Span, first, p_offsets, tile: Tile, extents: Extents, PLAN: tl.constexpr, TILING: tl.constexpr):
     """Count the sequences that end in a step, for a loop that carries a tensor: a `while` moves it between threads."""
     many = tile.length * 0
     while ends_by(span, first, TILING):
-        span = next_span(span, offsets, tile, extents, PLAN)
+        span = next_span(span, p_offsets, tile, extents, PLAN)
         many += 1
     return many
 
 
 @triton.jit
-def of_sequences(
-    table, like, span: Span, first, offsets, tile: Tile, extents: Extents, PLAN: tl.constexpr, TILING: tl.constexpr,
-    current: tl.tensor | None = None, own: tl.tensor | None = None,
-):  # fmt: skip
+def of_sequences(p_table, like, span: Span, first, p_offsets, tile: Tile, extents: Extents, PLAN: tl.constexpr,
+                 TILING: tl.constexpr, current: tl.tensor | None = None, own: tl.tensor | None = None):  # fmt: skip
     """Load a per-sequence tensor, [S], for the tokens of a step: shape and dtype of `like`.
 
     Args:
@@ -259,15 +257,15 @@ def of_sequences(
         own: The entry of the span's owner, where the walk has loaded it already.
     """
     if own is None:
-        own = entry_of(table, span.owner, extents, PLAN, current)
+        own = entry_of(p_table, span.owner, extents, PLAN, current)
     x = tl.zeros_like(like) + own.to(like.dtype)
     if PLAN.packed:
         # The loop carries x as threads have the log-probs, so that no step goes through shared memory.
         x += zeros_by(like).to(like.dtype)
-        for _ in range(ends_in(span, first, offsets, tile, extents, PLAN, TILING)):
-            span = next_span(span, offsets, tile, extents, PLAN)
+        for _ in range(ends_in(span, first, p_offsets, tile, extents, PLAN, TILING)):
+            span = next_span(span, p_offsets, tile, extents, PLAN)
             # Added to zero as the first, where -0 becomes 0: a sign must not tell where in a tile a sequence begins.
-            its = tl.zeros_like(like) + entry_of(table, span.owner, extents, PLAN, current).to(like.dtype)
+            its = tl.zeros_like(like) + entry_of(p_table, span.owner, extents, PLAN, current).to(like.dtype)
             x = tl.where(places_of(first, TILING) >= span.start, its, x)
     return x
 
@@ -285,9 +283,9 @@ def either(x, other):
 
 
 @triton.jit
-def contiguous(pointer, extents: Extents) -> PerToken:
+def contiguous(p_tensor, extents: Extents) -> PerToken:
     """A contiguous tensor, for UNIT accesses."""
-    return PerToken(pointer, extents.width, extents.width)
+    return PerToken(p_tensor, extents.width, extents.width)
 
 
 @triton.jit
@@ -309,10 +307,8 @@ def pointers_to(tensor: PerToken, tile: Tile, place, PLAN: tl.constexpr, TILING:
 
 
 @triton.jit
-def load_step(
-    tensor: PerToken, tile: Tile, first, PLAN: tl.constexpr, TILING: tl.constexpr, UNIT: tl.constexpr,
-    WHOLE: tl.constexpr,
-):  # fmt: skip
+def load_step(tensor: PerToken, tile: Tile, first, PLAN: tl.constexpr, TILING: tl.constexpr, UNIT: tl.constexpr,
+              WHOLE: tl.constexpr):  # fmt: skip
     """Load a step; without a mask, so that accesses can be wide, where all of it lies within the batch (WHOLE)."""
     place = places_of(first, TILING)
     if WHOLE:
@@ -322,9 +318,8 @@ def load_step(
 
 
 @triton.jit
-def store_step(
-    tensor: PerToken, x, tile: Tile, first, PLAN: tl.constexpr, TILING: tl.constexpr, WHOLE: tl.constexpr
-) -> None:
+def store_step(tensor: PerToken, x, tile: Tile, first, PLAN: tl.constexpr, TILING: tl.constexpr,
+               WHOLE: tl.constexpr) -> None:  # fmt: skip
     """Store a step of a contiguous tensor; without a mask where all of it lies within the batch."""
     place = places_of(first, TILING)
     where = pointers_to(tensor, tile, place, PLAN, TILING, True)

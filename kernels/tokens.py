@@ -1,4 +1,4 @@
-"""Formulas of a token, and how kernels find the columns and numbers of their plan.
+"""Formulas of a token.
 
 The formulas are those of rollout_corr/definition/tokens.py, written once more so that one error cannot be in both.
 `x` is a block of tokens, [PARTS, LANES, VEC], of the dtype that computes, unless it says otherwise.
@@ -7,15 +7,11 @@ The formulas are those of rollout_corr/definition/tokens.py, written once more s
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import triton
 import triton.language as tl
 
-from .accumulators import Tables
-
-# Tokens by the sign of their advantage and whether D has the same sign ("outward"), for `Criterion.when`.
-CLASSES = ("negative_outward", "negative_inward", "positive_outward", "positive_inward")
+from .tables import named, number, real
 
 GRID_OF_D = tl.constexpr(2.0**28)
 LARGEST_D = tl.constexpr(2.0**10)
@@ -27,89 +23,13 @@ NAN_KEY_32 = tl.constexpr(0x7FC00000)
 NAN_KEY_64 = tl.constexpr(0x7FF8000000000000)
 
 
-# --- known at compile time ---
-
-
-@triton.constexpr_function
-def has(plan: Tables, table: str, name: str) -> bool:
-    """Return whether a table of the plan has this column."""
-    return name in getattr(plan, table)
-
-
-@triton.constexpr_function
-def at(plan: Tables, table: str, name: str) -> int:
-    """Find the column of a table."""
-    return getattr(plan, table).index(name)
-
-
-@triton.constexpr_function
-def size(plan: Any, table: str) -> int:
-    """Count the columns of a table, or the entries of another tuple of the plan."""
-    return len(getattr(plan, table))
-
-
-@triton.constexpr_function
-def named(prefix: object, name: str) -> str:
-    """Name a column that belongs to a criterion or to another column."""
-    return f"{prefix}/{name}"
-
-
-@triton.constexpr_function
-def of_pair(pair: int, name: str) -> str:
-    """Name a column of a pair of policies; the first pair, train and rollout, has plain names."""
-    return f"pair{pair}/{name}" if pair else name
-
-
-@triton.constexpr_function
-def of_criterion(side: str, i: int) -> str:
-    """Name the column of a criterion's largest ("max") or negated smallest ("-min") value."""
-    return f"{side}_{i}/value"
-
-
-@triton.constexpr_function
-def class_name(i: int) -> str:
-    """Name the i-th class of tokens; see CLASSES."""
-    return CLASSES[i]
-
-
-@triton.constexpr_function
-def real(plan: Tables) -> tl.dtype:
-    """Choose the dtype that computes."""
-    return tl.float64 if plan.double else tl.float32
+# --- elementary functions ---
 
 
 @triton.constexpr_function
 def over_factorial(k: int) -> float:
     """1 / k!."""
     return 1.0 / math.factorial(k)
-
-
-@triton.constexpr_function
-def place_of_number(plan: Tables, i: int) -> int:
-    """Find the first number that the i-th one repeats; itself if it repeats none."""
-    name = plan.numbers[i]
-    return plan.numbers.index(dict(plan.same_numbers).get(name, name))
-
-
-@triton.jit
-def thresholds(numbers, PLAN: tl.constexpr) -> tl.tuple:
-    """Load all numbers, in float64. Once for a program: behind a store they would be loaded again."""
-    found: tl.tuple = ()
-    for i in tl.static_range(size(PLAN, "numbers")):
-        if place_of_number(PLAN, i) < i:
-            found = found + (found[place_of_number(PLAN, i)],)
-        else:
-            found = found + (tl.load(numbers + i),)
-    return found
-
-
-@triton.jit
-def number(numbers: tl.tuple, PLAN: tl.constexpr, name: tl.constexpr):
-    """Return one of the loaded numbers."""
-    return numbers[at(PLAN, "numbers", name)]
-
-
-# --- elementary functions ---
 
 
 @triton.jit

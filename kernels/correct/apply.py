@@ -10,23 +10,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..tiles import (
-    Extents,
-    PerToken,
-    contiguous,
-    either,
-    ends_by,
-    entry_of,
-    first_span,
-    launched,
-    load_step,
-    next_span,
-    places_of,
-    pointers_to,
-    store_step,
-    tile_of_program,
-)
-from ..tokens import over_kept_set, real, size
+from .. import tiles
+from ..tables import real, size
+from ..tiles import Extents, PerToken, contiguous, either, load_step, places_of, pointers_to, store_step
+from ..tokens import over_kept_set
 from .criteria import selected
 from .plan import criterion
 from .steps import Context, Inputs, Step, advantage_of, compare, load_inputs
@@ -36,115 +23,123 @@ from .units import REJECTED, WEIGHTLESS, thinning_bit
 
 
 @triton.jit
-def thinned_tokens(step: Step, states, context: Context, PLAN: tl.constexpr, TILING: tl.constexpr):
+def thinned_tokens(step: Step, b_states, context: Context, PLAN: tl.constexpr, TILING: tl.constexpr):
     """Find the tokens that failed criteria of their sequence drop one by one."""
-    train, rollout = step.train.to(real(PLAN)), step.rollout.to(real(PLAN))
-    pair = compare(*over_kept_set(train, rollout, step.mass, PLAN), step.valid, PLAN)
-    advantage = advantage_of(context, pair.d, PLAN, TILING)
-    lost = states < 0
+    b_train, b_rollout = step.train.to(real(PLAN)), step.rollout.to(real(PLAN))
+    pair = compare(*over_kept_set(b_train, b_rollout, step.mass, PLAN), step.valid, PLAN)
+    b_advantage = advantage_of(context, pair.d, PLAN, TILING)
+    m_lost = b_states < 0
     for i in tl.static_range(size(PLAN, "criteria")):
         if criterion(PLAN, i).thins:
-            failed = (states & thinning_bit(PLAN, i)) != 0
-            lost = lost | (failed & selected(pair.d, advantage, pair.measured, criterion(PLAN, i)))
-    return lost
+            m_failed = (b_states & thinning_bit(PLAN, i)) != 0
+            m_lost = m_lost | (m_failed & selected(pair.d, b_advantage, pair.measured, criterion(PLAN, i)))
+    return m_lost
 
 
 @triton.jit
-def zero(tensor, where, context: Context, PLAN: tl.constexpr, TILING: tl.constexpr) -> None:
+def zero(p_out, m_where, context: Context, PLAN: tl.constexpr, TILING: tl.constexpr) -> None:
     """Store 0 at some tokens of a contiguous tensor."""
-    place = places_of(context.first, TILING)
-    pointers = pointers_to(contiguous(tensor, context.extents), context.tile, place, PLAN, TILING, True)
-    tl.store(pointers, tl.zeros(where.shape, pointers.dtype.element_ty), mask=where)
+    o_place = places_of(context.first, TILING)
+    p_tokens = pointers_to(contiguous(p_out, context.extents), context.tile, o_place, PLAN, TILING, True)
+    tl.store(p_tokens, tl.zeros(m_where.shape, p_tokens.dtype.element_ty), mask=m_where)
 
 
 @triton.jit
-def apply_to_step(
-    inputs: Inputs, weights, mask_out, states, any_state, weight, context: Context, PLAN: tl.constexpr,
-    TILING: tl.constexpr, WHOLE: tl.constexpr,
-) -> None:  # fmt: skip
+def apply_to_step(inputs: Inputs, p_weights, p_mask_out, b_states, any_state, b_weight, context: Context,
+                  PLAN: tl.constexpr, TILING: tl.constexpr, WHOLE: tl.constexpr) -> None:  # fmt: skip
     """Write weights of sequences to their tokens, and zero weights and mask of what is rejected.
 
     Args:
         inputs: The tensors of the call.
-        weights, mask_out: The results.
-        states: [PARTS, LANES, VEC] int32, the state of each token's sequence.
+        p_weights, p_mask_out: The results.
+        b_states: [PARTS, LANES, VEC] int32, the state of each token's sequence.
         any_state: int32, the bits of all of these.
-        weight: [PARTS, LANES, VEC], the weight of each token's sequence, if the plan has weights of sequences.
+        b_weight: [PARTS, LANES, VEC], the weight of each token's sequence, if the plan has weights of sequences.
         context: The step.
         PLAN, TILING: The plan and the tiling.
         WHOLE: All of the step lies within the batch.
     """
     tile, first = context.tile, context.first
-    inside = tl.full(states.shape, 1, tl.int1)
+    m_inside = tl.full(b_states.shape, 1, tl.int1)
     if not WHOLE:
-        inside = places_of(first, TILING) < tile.length
-    valid, lost = inside, states < 0
+        m_inside = places_of(first, TILING) < tile.length
+    m_valid, m_lost = m_inside, b_states < 0
     if size(PLAN, "thinning_criteria") > 0:
         step = load_inputs(inputs, tile, first, PLAN, TILING, WHOLE)
-        valid, lost = step.valid, thinned_tokens(step, states, context, PLAN, TILING)
+        m_valid, m_lost = step.valid, thinned_tokens(step, b_states, context, PLAN, TILING)
     elif PLAN.masked and PLAN.spreads and not PLAN.marks:
-        valid = load_step(inputs.mask, tile, first, PLAN, TILING, TILING.unit, WHOLE) != 0
+        m_valid = load_step(inputs.mask, tile, first, PLAN, TILING, TILING.unit, WHOLE) != 0
     if PLAN.spreads:
-        tensor = contiguous(weights, context.extents)
+        tensor = contiguous(p_weights, context.extents)
         if PLAN.marks:
-            valid = load_step(tensor, tile, first, PLAN, TILING, True, WHOLE) != 0
+            m_valid = load_step(tensor, tile, first, PLAN, TILING, True, WHOLE) != 0
             # A token is not always stored by the thread that loaded it.
             tl.debug_barrier()
         if PLAN.rejected != "mask":
-            valid = valid & (lost == 0)
-        store_step(tensor, tl.where(valid, weight, 0.0), tile, first, PLAN, TILING, WHOLE)
+            m_valid = m_valid & (m_lost == 0)
+        store_step(tensor, tl.where(m_valid, b_weight, 0.0), tile, first, PLAN, TILING, WHOLE)
     elif PLAN.zeroes_weights:
-        gone = (states & WEIGHTLESS) != 0
+        m_gone = (b_states & WEIGHTLESS) != 0
         if PLAN.rejected != "mask":
-            gone = gone | lost
-        zero(weights, inside & gone, context, PLAN, TILING)
+            m_gone = m_gone | m_lost
+        zero(p_weights, m_inside & m_gone, context, PLAN, TILING)
     if PLAN.zeroes_mask and any_state != 0:
-        zero(mask_out, inside & (lost | ((states & REJECTED) != 0)), context, PLAN, TILING)
+        zero(p_mask_out, m_inside & (m_lost | ((b_states & REJECTED) != 0)), context, PLAN, TILING)
 
 
 # --- the kernel ---
 
 
-@launched
+@tiles.launched
 def apply_kernel(
-    train_logp, rollout_logp, mask, log_mass, advantages, offsets, states, sequence_weights, weights, mask_out,
-    tokens: tl.int64, sequences: tl.int64, width: tl.int64, tiles: tl.int64, tile_bits: tl.int32, steps: tl.int32,
-    train_row: tl.int64, train_step: tl.int64, rollout_row: tl.int64, rollout_step: tl.int64, mask_row: tl.int64,
-    mask_step: tl.int64,
+    p_train_logp, p_rollout_logp, p_mask, p_log_mass, p_advantages, p_offsets, p_states, p_sequence_weights, p_weights,
+    p_mask_out,
+    tokens: tl.int64, sequences: tl.int64, width: tl.int64, row_tiles: tl.int64, tile_bits: tl.int32,
+    search_steps: tl.int32, train_row: tl.int64, train_step: tl.int64, rollout_row: tl.int64, rollout_step: tl.int64,
+    mask_row: tl.int64, mask_step: tl.int64,
     PLAN: tl.constexpr, TILING: tl.constexpr,
 ) -> None:  # fmt: skip
     """Apply what was decided to the tokens of a tile."""
-    extents = Extents(tokens, sequences, width, tiles, tile_bits)
+    extents = Extents(tokens, sequences, width, row_tiles, tile_bits)
     inputs = Inputs(
-        PerToken(train_logp, train_row, train_step),
-        PerToken(rollout_logp, rollout_row, rollout_step),
-        PerToken(either(mask, train_logp), mask_row, mask_step),
-        contiguous(either(log_mass, train_logp), extents),
+        PerToken(p_train_logp, train_row, train_step),
+        PerToken(p_rollout_logp, rollout_row, rollout_step),
+        PerToken(either(p_mask, p_train_logp), mask_row, mask_step),
+        contiguous(either(p_log_mass, p_train_logp), extents),
     )
-    advantages, of_sequences = either(advantages, train_logp), either(sequence_weights, states)
-    tile = tile_of_program(offsets, extents, PLAN, TILING)
-    span = first_span(offsets, tile, extents, steps, PLAN)
-    begun, first, place = span, tile.length * 0, places_of(0, TILING)
-    state, weight = entry_of(states, span.owner, extents, PLAN), entry_of(of_sequences, span.owner, extents, PLAN)
-    any_state, each = state, tl.full(place.shape, state, state.dtype)
-    spread = tl.full(place.shape, weight, weight.dtype)
+    p_advantages, p_of_sequences = either(p_advantages, p_train_logp), either(p_sequence_weights, p_states)
+    tile = tiles.tile_of_program(p_offsets, extents, PLAN, TILING)
+    span = tiles.first_span(p_offsets, tile, extents, search_steps, PLAN)
+    begun, first, o_place = span, tile.length * 0, places_of(0, TILING)
+    state, weight = (
+        tiles.entry_of(p_states, span.owner, extents, PLAN),
+        tiles.entry_of(p_of_sequences, span.owner, extents, PLAN),
+    )
+    any_state, b_states = state, tl.full(o_place.shape, state, state.dtype)
+    b_weight = tl.full(o_place.shape, weight, weight.dtype)
     # One loop goes on to the next sequence, or to the next step. What an inner loop carried would go through shared
     # memory to the stores behind it.
     for _ in range(span.last - span.owner + (tile.length + TILING.step - 1) // TILING.step):
         if PLAN.packed:
-            behind = place >= span.start - first
-            each, spread = tl.where(behind, state, each), tl.where(behind, weight, spread)
-        if PLAN.packed and ends_by(span, first, TILING):
-            span = next_span(span, offsets, tile, extents, PLAN)
-            state = entry_of(states, span.owner, extents, PLAN)
-            weight = entry_of(of_sequences, span.owner, extents, PLAN)
+            m_behind = o_place >= span.start - first
+            b_states, b_weight = tl.where(m_behind, state, b_states), tl.where(m_behind, weight, b_weight)
+        if PLAN.packed and tiles.ends_by(span, first, TILING):
+            span = tiles.next_span(span, p_offsets, tile, extents, PLAN)
+            state = tiles.entry_of(p_states, span.owner, extents, PLAN)
+            weight = tiles.entry_of(p_of_sequences, span.owner, extents, PLAN)
             any_state |= state
         else:
             if PLAN.spreads or any_state != 0:
                 whole = first + TILING.step <= tile.length
-                context = Context(tile, begun, first, whole, extents, offsets, advantages, (), states, 0, states, ())
+                context = Context(
+                    tile, begun, first, whole, extents, p_offsets, p_advantages, (), p_states, 0, p_states, ()
+                )
                 if whole:
-                    apply_to_step(inputs, weights, mask_out, each, any_state, spread, context, PLAN, TILING, True)
+                    apply_to_step(
+                        inputs, p_weights, p_mask_out, b_states, any_state, b_weight, context, PLAN, TILING, True
+                    )
                 else:
-                    apply_to_step(inputs, weights, mask_out, each, any_state, spread, context, PLAN, TILING, False)
+                    apply_to_step(
+                        inputs, p_weights, p_mask_out, b_states, any_state, b_weight, context, PLAN, TILING, False
+                    )
             begun, first, any_state = span, first + TILING.step, state

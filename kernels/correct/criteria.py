@@ -6,18 +6,15 @@ import triton
 import triton.language as tl
 
 from ..sums import record, record_extrema, record_statistic, record_sum
+from ..tables import has, named, number, of_criterion
 from ..tokens import (
     LARGEST_SQUARED,
     LARGEST_STATISTIC,
     binary_kl,
     exponential,
-    has,
     is_finite,
     key_of,
     limited,
-    named,
-    number,
-    of_criterion,
     probability,
     within,
 )
@@ -138,10 +135,8 @@ def selected(d, advantage, measured, CRITERION: tl.constexpr):
 
 
 @triton.jit
-def test_tokens(
-    found: tl.tuple, pair: Pair, advantage, external, dropped, numbers: tl.tuple, CRITERION: tl.constexpr,
-    PLAN: tl.constexpr,
-) -> tuple[tl.tuple, tl.tensor]:  # fmt: skip
+def test_tokens(found: tl.tuple, pair: Pair, advantage, external, dropped, numbers: tl.tuple, CRITERION: tl.constexpr,
+                PLAN: tl.constexpr) -> tuple[tl.tuple, tl.tensor]:  # fmt: skip
     """Test every measured token that `when` selects; return the accumulators and all tokens dropped so far."""
     d, measured = pair.d, pair.measured
     value = statistic(pair, measured, external, numbers, CRITERION, PLAN)
@@ -171,9 +166,8 @@ def test_tokens(
 
 
 @triton.jit
-def aggregate_tokens(
-    found: tl.tuple, pair: Pair, among, external, numbers: tl.tuple, CRITERION: tl.constexpr, PLAN: tl.constexpr
-) -> tl.tuple:
+def aggregate_tokens(found: tl.tuple, pair: Pair, among, external, numbers: tl.tuple, CRITERION: tl.constexpr,
+                     PLAN: tl.constexpr) -> tl.tuple:  # fmt: skip
     """Record the sum or the extremum of a slot, among some tokens, that a criterion over sequences needs."""
     if has(PLAN, "peaks", named(CRITERION.index, "peak")):
         if CRITERION.compared == "abs_d" or CRITERION.compared == "clamped_abs_d":

@@ -15,12 +15,13 @@ from ...metrics.histogram import HISTOGRAM_BINS
 from ...specs.caches import cached
 from ...specs.correction import Spec
 from ...specs.operands import CorrectOperands
-from ..accumulators import Tables, kept_of
 from ..by_turns import PartsOfTurns, by_turns, owners_here
 from ..gather import gather_kernel
 from ..grid import SEQUENCE_THREADS, Grid, current, grid_for, of_units, over_tokens, over_units
 from ..launches import Launch, Operation, Site, Table, dtypes_of, tables_of_partials
 from ..partials import groups
+from ..sums import kept_of
+from ..tables import Tables
 from ..uploads import upload_of
 from .apply import apply_kernel
 from .decide import decide_kernel

@@ -7,10 +7,10 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
-from ..accumulators import counts_probabilities
 from ..gather import Units, UnitTotals, exact, plain
 from ..partials import Partials, add, put_extrema
-from ..sums import record, record_extrema
+from ..sums import counts_probabilities, record, record_extrema
+from ..tables import named, number, of_criterion
 from ..tokens import (
     LARGEST_D,
     LARGEST_STATISTIC,
@@ -19,9 +19,6 @@ from ..tokens import (
     exponential,
     is_finite,
     limited,
-    named,
-    number,
-    of_criterion,
     perplexity,
     probability,
     within,
@@ -126,9 +123,9 @@ def less_one(p):
 
 
 @triton.jit
-def count_bins(histogram, d, counted, PLAN: tl.constexpr) -> None:
+def count_bins(p_histogram, d, counted, PLAN: tl.constexpr) -> None:
     """Count the D of each bin, in one of the copies of the histogram."""
-    add_each(histogram + (tl.program_id(0) % COPIES) * BINS, bin_of(d, PLAN), counted)
+    add_each(p_histogram + (tl.program_id(0) % COPIES) * BINS, bin_of(d, PLAN), counted)
 
 
 @triton.jit
@@ -141,16 +138,16 @@ def bin_of(x, PLAN: tl.constexpr):
 
 
 @triton.jit
-def count_weights(histogram, weights: SequenceWeights, counted, PLAN: tl.constexpr) -> None:
+def count_weights(p_histogram, weights: SequenceWeights, counted, PLAN: tl.constexpr) -> None:
     """Count the logarithms of weights of turns or sequences, in the bins behind those of tokens."""
     if PLAN.bins_weights:
         one = tl.full(counted.shape, 1, tl.int64)
         place = COPIES * BINS + bin_of(weights.log_ratio, PLAN)
-        tl.atomic_add(histogram + place, one, mask=counted & is_finite(weights.log_ratio), sem="relaxed")
+        tl.atomic_add(p_histogram + place, one, mask=counted & is_finite(weights.log_ratio), sem="relaxed")
 
 
 @triton.jit
-def add_each(table, place, among) -> None:
+def add_each(p_table, place, among) -> None:
     """Add 1 to the entries of a table at places, for some tokens."""
     # One of a thread's neighbors at a time: all at once would be moved to other threads, through shared memory.
     for i in tl.static_range(place.shape[2]):
@@ -158,7 +155,7 @@ def add_each(table, place, among) -> None:
         place_of_one = tl.sum(tl.where(here, place, 0), 2)
         counted = tl.reduce(here & among, 2, either_of)
         one = tl.full(place_of_one.shape, 1, tl.int64)
-        tl.atomic_add(table + place_of_one, one, mask=counted, sem="relaxed")
+        tl.atomic_add(p_table + place_of_one, one, mask=counted, sem="relaxed")
 
 
 @triton.jit
@@ -206,9 +203,8 @@ def weight_of(ratio: Ratio, numbers: tl.tuple, PLAN: tl.constexpr) -> TokenWeigh
 
 
 @triton.jit
-def measure_weights(
-    found: tl.tuple, measured, weights: TokenWeights, numbers: tl.tuple, PLAN: tl.constexpr
-) -> tl.tuple:
+def measure_weights(found: tl.tuple, measured, weights: TokenWeights, numbers: tl.tuple,
+                    PLAN: tl.constexpr) -> tl.tuple:  # fmt: skip
     """Record the statistics of token weights."""
     log_ratio, excess = weights.log_ratio, weights.excess
     ratio, weight = tl.where(measured, weights.ratio, 0.0), tl.where(measured, weights.weight, 0.0)
@@ -291,9 +287,8 @@ def measure_sequences(units: Units, out: Partials, numbers: tl.tuple, PLAN: tl.c
 
 
 @triton.jit
-def counted_of(
-    value, among, numbers: tl.tuple, CRITERION: tl.constexpr, PLAN: tl.constexpr
-) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+def counted_of(value, among, numbers: tl.tuple, CRITERION: tl.constexpr,
+               PLAN: tl.constexpr) -> tuple[tl.tensor, tl.tensor, tl.tensor]:  # fmt: skip
     """Return values as statistics take them (a ratio less 1), which of them count, and what is added up."""
     if CRITERION.stat == "ratio":
         clamp = number(numbers, PLAN, "clamp")
@@ -304,9 +299,8 @@ def counted_of(
 
 
 @triton.jit
-def measure_criterion(
-    value, among, out: Partials, numbers: tl.tuple, CRITERION: tl.constexpr, PLAN: tl.constexpr
-) -> None:
+def measure_criterion(value, among, out: Partials, numbers: tl.tuple, CRITERION: tl.constexpr,
+                      PLAN: tl.constexpr) -> None:  # fmt: skip
     """Report a criterion over sequences: the units that it has a value of, and these values."""
     value, among, counted = counted_of(value, among, numbers, CRITERION, PLAN)
     add(out.sums, PLAN, named(CRITERION.index, "units"), among)
@@ -350,9 +344,8 @@ def weigh_sequences(totals: UnitTotals, units: Units, numbers: tl.tuple, PLAN: t
 
 
 @triton.jit
-def measure_sequence_weights(
-    units: Units, weights: SequenceWeights, out: Partials, numbers: tl.tuple, PLAN: tl.constexpr
-) -> None:
+def measure_sequence_weights(units: Units, weights: SequenceWeights, out: Partials, numbers: tl.tuple,
+                             PLAN: tl.constexpr) -> None:  # fmt: skip
     """Report the weights of sequences, of turns by turns, and the sums of token weights; `read` reports their rest."""
     n, some = units.n, units.n > 0
     above, below = beyond_bounds(weights.log_ratio, some, numbers, PLAN)

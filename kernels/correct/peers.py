@@ -14,19 +14,8 @@ import triton.language as tl
 from ..gather import Units, UnitTotals, integer, plain
 from ..partials import Partials, add, entry, put_extrema
 from ..sums import record, record_extrema
-from ..tokens import (
-    LARGEST_D,
-    LARGEST_STATISTIC,
-    at,
-    exponential,
-    has,
-    k3_in_full,
-    limited,
-    named,
-    number,
-    perplexity,
-    size,
-)
+from ..tables import at, has, named, number, size
+from ..tokens import LARGEST_D, LARGEST_STATISTIC, exponential, k3_in_full, limited, perplexity
 from .criteria import statistic
 from .measures import Ratio, SequenceWeights
 from .plan import Plan, PlannedCriterion, criterion
@@ -152,9 +141,8 @@ def k3_beyond(d, clamp, PLAN: tl.constexpr):
 
 
 @triton.jit
-def report_tokens(
-    found: tl.tuple, pair: Pair, among, ratio: Ratio, k3_more, numbers: tl.tuple, PLAN: tl.constexpr
-) -> tl.tuple:
+def report_tokens(found: tl.tuple, pair: Pair, among, ratio: Ratio, k3_more, numbers: tl.tuple,
+                  PLAN: tl.constexpr) -> tl.tuple:  # fmt: skip
     """Record what the schemes report of tokens.
 
     `among`: the tokens that sums over a sequence run over. `k3_more`: of `k3_beyond`, where it is reported.
@@ -187,9 +175,8 @@ def report_tokens(
 
 
 @triton.jit
-def report_token_weights(
-    found: tl.tuple, measured, among, ratio: Ratio, numbers: tl.tuple, PLAN: tl.constexpr
-) -> tl.tuple:
+def report_token_weights(found: tl.tuple, measured, among, ratio: Ratio, numbers: tl.tuple,
+                         PLAN: tl.constexpr) -> tl.tuple:  # fmt: skip
     """Record what the schemes report of token weights."""
     log_ratio, e, excess = ratio.log_ratio, ratio.e, ratio.excess
     if PLAN.token_clamp:
@@ -214,9 +201,8 @@ def report_token_weights(
 
 
 @triton.jit
-def report_option(
-    found: tl.tuple, pair: Pair, numbers: tl.tuple, CRITERION: tl.constexpr, PLAN: tl.constexpr
-) -> tl.tuple:
+def report_option(found: tl.tuple, pair: Pair, numbers: tl.tuple, CRITERION: tl.constexpr,
+                  PLAN: tl.constexpr) -> tl.tuple:  # fmt: skip
     """Record what verl reports of a criterion over tokens."""
     measured = pair.measured
     value = statistic(pair, measured, pair.d, numbers, CRITERION, PLAN)
@@ -242,9 +228,8 @@ def report_option(
 
 
 @triton.jit
-def report_option_rows(
-    row, some, out: Partials, numbers: tl.tuple, CRITERION: tl.constexpr, PLAN: tl.constexpr
-) -> None:
+def report_option_rows(row, some, out: Partials, numbers: tl.tuple, CRITERION: tl.constexpr,
+                       PLAN: tl.constexpr) -> None:  # fmt: skip
     """Report a criterion's values of sequences as verl does."""
     bounds: tl.constexpr = named("verl", CRITERION.index)
     counted = tl.where(some, row, 0.0)
@@ -256,9 +241,8 @@ def report_option_rows(
 
 
 @triton.jit
-def report_criterion(
-    value, failed, vetoed, units: Units, out: Partials, numbers: tl.tuple, CRITERION: tl.constexpr, PLAN: tl.constexpr
-):
+def report_criterion(value, failed, vetoed, units: Units, out: Partials, numbers: tl.tuple, CRITERION: tl.constexpr,
+                     PLAN: tl.constexpr):  # fmt: skip
     """Report a criterion over sequences as the schemes do, and return the sequences vetoed so far."""
     n, some = units.n, units.n_among > 0
     if CRITERION.role == "option":
@@ -279,9 +263,8 @@ def report_criterion(
 
 
 @triton.jit
-def report_weights(
-    totals: UnitTotals, units: Units, weights: SequenceWeights, out: Partials, numbers: tl.tuple, PLAN: tl.constexpr
-) -> None:
+def report_weights(totals: UnitTotals, units: Units, weights: SequenceWeights, out: Partials, numbers: tl.tuple,
+                   PLAN: tl.constexpr) -> None:  # fmt: skip
     """Report the weights of sequences, at token level their means, as the schemes do."""
     n, n_among, sum_d = units.n, units.n_among, units.sum_d
     log_ratio, excess, ratio = weights.log_ratio, weights.excess, weights.ratio
@@ -323,9 +306,8 @@ def report_weights(
 
 
 @triton.jit
-def report_sequences(
-    totals: UnitTotals, units: Units, kept, vetoed, out: Partials, numbers: tl.tuple, PLAN: tl.constexpr
-) -> None:
+def report_sequences(totals: UnitTotals, units: Units, kept, vetoed, out: Partials, numbers: tl.tuple,
+                     PLAN: tl.constexpr) -> None:  # fmt: skip
     """Report sequences as the schemes do, once every criterion has decided. kept: tokens kept of each."""
     sum_d, valid, n = units.sum_d, units.valid, units.n
     some, each = n > 0, tl.maximum(n, 1).to(tl.float64)
@@ -370,25 +352,25 @@ def report_sequences(
 
 
 @triton.jit
-def put_call(sums, PLAN: tl.constexpr, name: tl.constexpr, x) -> None:
+def put_call(p_sums, PLAN: tl.constexpr, name: tl.constexpr, x) -> None:
     """Store a sum of the call, if the plan has it."""
     if has(PLAN, "call_sums", name):
-        tl.store(sums + at(PLAN, "call_sums", name), tl.cast(x, tl.float64))
+        tl.store(p_sums + at(PLAN, "call_sums", name), tl.cast(x, tl.float64))
 
 
 @triton.jit
-def put_call_maximum(maxima, PLAN: tl.constexpr, name: tl.constexpr, x) -> None:
+def put_call_maximum(p_maxima, PLAN: tl.constexpr, name: tl.constexpr, x) -> None:
     """Store a maximum of the call."""
-    tl.store(maxima + at(PLAN, "call_maxima", name), x)
+    tl.store(p_maxima + at(PLAN, "call_maxima", name), x)
 
 
 @triton.jit
-def finish_call(sums, maxima, totals, tokens, sequences, PLAN: tl.constexpr) -> None:
+def finish_call(p_sums, p_maxima, totals, tokens, sequences, PLAN: tl.constexpr) -> None:
     """Store the statistics of the call as a whole: its size, and xtuner's packs. totals: the sums of sequences."""
-    put_call(sums, PLAN, "verl/rows", sequences)
-    put_call(sums, PLAN, "xtuner/rows", sequences)
-    put_call(sums, PLAN, "skyrl/rows", sequences)
-    put_call(sums, PLAN, "skyrl/slots", tokens)
+    put_call(p_sums, PLAN, "verl/rows", sequences)
+    put_call(p_sums, PLAN, "xtuner/rows", sequences)
+    put_call(p_sums, PLAN, "skyrl/rows", sequences)
+    put_call(p_sums, PLAN, "skyrl/slots", tokens)
     if has(PLAN, "schemes", "xtuner"):
         # xtuner takes a pack, which is a call here, as one sequence; one without a measured token adds nothing.
         n = entry(totals, at(PLAN, "sequence_sums", "tokens_measured"))
@@ -397,13 +379,13 @@ def finish_call(sums, maxima, totals, tokens, sequences, PLAN: tl.constexpr) -> 
         difference = entry(totals, at(PLAN, "sequence_sums", "xtuner/log_difference"))
         some, each = n > 0, tl.maximum(n, 1.0)
         train, rollout, gap = -train / each, -rollout / each, difference / each
-        put_call(sums, PLAN, "xtuner/packs", some)
-        put_call(sums, PLAN, "xtuner/training_ppl", tl.where(some, perplexity(train), 0.0))
-        put_call(sums, PLAN, "xtuner/training_log_ppl", tl.where(some, train, 0.0))
-        put_call(sums, PLAN, "xtuner/rollout_ppl", tl.where(some, perplexity(rollout), 0.0))
-        put_call(sums, PLAN, "xtuner/rollout_log_ppl", tl.where(some, rollout, 0.0))
-        put_call(sums, PLAN, "xtuner/log_ppl_diff", tl.where(some, gap, 0.0))
-        put_call(sums, PLAN, "xtuner/log_ppl_abs_diff", tl.where(some, tl.abs(gap), 0.0))
-        put_call(sums, PLAN, "xtuner/ppl_ratio", tl.where(some, perplexity(gap), 0.0))
-        put_call_maximum(maxima, PLAN, "xtuner/max_log_ppl_diff", tl.where(some, gap, float("-inf")))
-        put_call_maximum(maxima, PLAN, "xtuner/-min_log_ppl_diff", tl.where(some, -gap, float("-inf")))
+        put_call(p_sums, PLAN, "xtuner/packs", some)
+        put_call(p_sums, PLAN, "xtuner/training_ppl", tl.where(some, perplexity(train), 0.0))
+        put_call(p_sums, PLAN, "xtuner/training_log_ppl", tl.where(some, train, 0.0))
+        put_call(p_sums, PLAN, "xtuner/rollout_ppl", tl.where(some, perplexity(rollout), 0.0))
+        put_call(p_sums, PLAN, "xtuner/rollout_log_ppl", tl.where(some, rollout, 0.0))
+        put_call(p_sums, PLAN, "xtuner/log_ppl_diff", tl.where(some, gap, 0.0))
+        put_call(p_sums, PLAN, "xtuner/log_ppl_abs_diff", tl.where(some, tl.abs(gap), 0.0))
+        put_call(p_sums, PLAN, "xtuner/ppl_ratio", tl.where(some, perplexity(gap), 0.0))
+        put_call_maximum(p_maxima, PLAN, "xtuner/max_log_ppl_diff", tl.where(some, gap, float("-inf")))
+        put_call_maximum(p_maxima, PLAN, "xtuner/-min_log_ppl_diff", tl.where(some, -gap, float("-inf")))

@@ -12,7 +12,7 @@ import triton
 
 from ...specs.correction import Spec
 from ...specs.statistics import STATISTICS
-from ..accumulators import Tables
+from ..tables import Tables
 
 # Columns of a pass over padded tokens below which ptxas takes fewer than 128 registers; criteria and columns beyond
 # which so many are too few, packed tokens with weights of their own apart.

@@ -15,7 +15,7 @@ from ...specs.correction import Criterion, Spec
 from ...specs.criterion import AGE, threshold_of
 from ...specs.statistics import float32_at_least, float32_at_most, log_bound
 from ...specs.weight import SMALLEST_MEAN
-from ..tokens import CLASSES, of_pair
+from ..tables import CLASSES, of_pair
 from .peers import same_numbers, slot_columns
 from .plan import Plan, PlannedCriterion, pairs_of
 

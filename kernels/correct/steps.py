@@ -7,8 +7,9 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
+from ..tables import real
 from ..tiles import Extents, PerToken, Span, Tile, age_at, contiguous, load_step, of_sequences, places_of
-from ..tokens import is_finite, real
+from ..tokens import is_finite
 from .plan import Plan
 
 
@@ -92,9 +93,8 @@ def is_whole(tile: Tile, first, TILING: tl.constexpr):
 
 
 @triton.jit
-def load_logps(
-    inputs: Inputs, tile: Tile, first, PLAN: tl.constexpr, TILING: tl.constexpr
-) -> tuple[tl.tensor, tl.tensor]:
+def load_logps(inputs: Inputs, tile: Tile, first, PLAN: tl.constexpr,
+               TILING: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:  # fmt: skip
     """Load the log-probs of a step."""
     if is_whole(tile, first, TILING):
         train = load_step(inputs.train, tile, first, PLAN, TILING, TILING.unit, True)
@@ -122,10 +122,8 @@ def any_marked(marks):
 
 
 @triton.jit
-def step_of(
-    train, rollout, inputs: Inputs, marks: tl.tensor | None, tile: Tile, first, PLAN: tl.constexpr,
-    TILING: tl.constexpr, WHOLE: tl.constexpr,
-) -> Step:  # fmt: skip
+def step_of(train, rollout, inputs: Inputs, marks: tl.tensor | None, tile: Tile, first, PLAN: tl.constexpr,
+            TILING: tl.constexpr, WHOLE: tl.constexpr) -> Step:  # fmt: skip
     """Say which tokens of a step are valid. marks: its mask, if it is loaded. WHOLE: all lies within sequences."""
     place = places_of(first, TILING)
     mask = tl.full(place.shape, 1, tl.int8) if WHOLE else (place < tile.length).to(tl.int8)
@@ -143,9 +141,8 @@ def step_of(
 
 
 @triton.jit
-def load_inputs(
-    inputs: Inputs, tile: Tile, first, PLAN: tl.constexpr, TILING: tl.constexpr, WHOLE: tl.constexpr
-) -> Step:
+def load_inputs(inputs: Inputs, tile: Tile, first, PLAN: tl.constexpr, TILING: tl.constexpr,
+                WHOLE: tl.constexpr) -> Step:  # fmt: skip
     """Load a step. WHOLE: all of it lies within sequences."""
     train = load_step(inputs.train, tile, first, PLAN, TILING, TILING.unit, WHOLE)
     rollout = load_step(inputs.rollout, tile, first, PLAN, TILING, TILING.unit, WHOLE)
@@ -207,8 +204,8 @@ def advantage_of(context: Context, like, PLAN: tl.constexpr, TILING: tl.constexp
     if PLAN.advantages == "token":
         advantage = extra(context, context.advantages, PLAN, TILING)
     elif PLAN.advantages == "sequence":
-        advantage = of_sequences(context.advantages, like, context.span, context.first, context.offsets,
-                                 context.tile, context.extents, PLAN, TILING)  # fmt: skip
+        advantage = of_sequences(context.advantages, like, context.span, context.first, context.offsets, context.tile,
+                                 context.extents, PLAN, TILING)  # fmt: skip
     return advantage
 
 

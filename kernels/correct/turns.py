@@ -15,19 +15,11 @@ import triton.language as tl
 
 from ..gather import SlotTables, Units, UnitTotals, gather_slots, integer, plain, slots_between
 from ..partials import Partials, add, largest_key, name_of, put
+from ..tables import at, has, named, number, of_criterion, size, thresholds
 from ..tiles import Extents
-from ..tokens import at, expm1, has, key_of, limited, named, number, of_criterion, of_key, size, thresholds
-from .measures import (
-    ADDED_TERMS,
-    SequenceWeights,
-    beyond_bounds,
-    count_weights,
-    counted_of,
-    mean_weights,
-    term_name,
-    weigh_sequences,
-    weight_terms,
-)
+from ..tokens import expm1, key_of, limited, of_key
+from . import measures
+from .measures import ADDED_TERMS, SequenceWeights, term_name, weight_terms
 from .plan import Plan, criterion
 from .units import count_kept, store_states, test_units, thinning_bit, units_of, weightless_of
 
@@ -130,9 +122,8 @@ def total(sums: tl.tuple, PLAN: tl.constexpr, name: tl.constexpr):
 
 
 @triton.jit
-def turn_at(
-    turns: Turns, j, known, kept_by_tokens, PLAN: tl.constexpr, SHAPE: tl.constexpr, BY_OWNER: tl.constexpr
-) -> tuple[UnitTotals, Units]:
+def turn_at(turns: Turns, j, known, kept_by_tokens, PLAN: tl.constexpr, SHAPE: tl.constexpr,
+            BY_OWNER: tl.constexpr) -> tuple[UnitTotals, Units]:  # fmt: skip
     """Gather the j-th turn of each sequence; of one that has no such turn, nothing."""
     low = tl.minimum(turns.low + j, turns.high)
     first_slot, slot_count = slots_between(turns.offsets, low, tl.minimum(low + 1, turns.high), turns.extents, BY_OWNER)
@@ -143,10 +134,8 @@ def turn_at(
 
 
 @triton.jit
-def rejected_by_turns(
-    turns: Turns, known, decisions: Decisions, numbers: tl.tuple, PLAN: tl.constexpr, SHAPE: tl.constexpr,
-    BY_OWNER: tl.constexpr,
-):  # fmt: skip
+def rejected_by_turns(turns: Turns, known, decisions: Decisions, numbers: tl.tuple, PLAN: tl.constexpr,
+                      SHAPE: tl.constexpr, BY_OWNER: tl.constexpr):  # fmt: skip
     """Select the sequences with a turn that failed a criterion which rejects its sequence."""
     fallen = decisions.state * 0
     for j in range(tl.max(turns.high - turns.low, 0).to(tl.int32)):
@@ -161,9 +150,8 @@ def rejected_by_turns(
 
 
 @triton.jit
-def measure_turn(
-    sums: tl.tuple, maxima: tl.tuple, units: Units, keep, numbers: tl.tuple, PLAN: tl.constexpr
-) -> tuple[tl.tuple, tl.tuple]:
+def measure_turn(sums: tl.tuple, maxima: tl.tuple, units: Units, keep, numbers: tl.tuple,
+                 PLAN: tl.constexpr) -> tuple[tl.tuple, tl.tuple]:  # fmt: skip
     """Report a turn's counts and its sum of D."""
     clamp = number(numbers, PLAN, "clamp")
     some = units.n > 0
@@ -194,12 +182,11 @@ def of_place(place: str, i: int) -> str:
 
 
 @triton.jit
-def measure_turn_weights(
-    sums: tl.tuple, maxima: tl.tuple, units: Units, weights: SequenceWeights, numbers: tl.tuple, PLAN: tl.constexpr
-) -> tuple[tl.tuple, tl.tuple]:
+def measure_turn_weights(sums: tl.tuple, maxima: tl.tuple, units: Units, weights: SequenceWeights, numbers: tl.tuple,
+                         PLAN: tl.constexpr) -> tuple[tl.tuple, tl.tuple]:  # fmt: skip
     """Report a turn's weight, and what its sequence needs of it."""
     some, n = units.n > 0, units.n.to(tl.float64)
-    above, below = beyond_bounds(weights.log_ratio, some, numbers, PLAN)
+    above, below = measures.beyond_bounds(weights.log_ratio, some, numbers, PLAN)
     sums = tally(sums, PLAN, "turns_above", above)
     sums = tally(sums, PLAN, "turns_below", below)
     sums = tally(sums, PLAN, "tokens_above", tl.where(above, n, 0.0))
@@ -217,10 +204,8 @@ def measure_turn_weights(
 
 
 @triton.jit
-def decide_by_turns(
-    sums: tl.tuple, maxima: tl.tuple, totals: UnitTotals, units: Units, decisions: Decisions, numbers: tl.tuple,
-    PLAN: tl.constexpr,
-) -> tuple[tl.tuple, tl.tuple, tl.tensor, tl.tensor]:  # fmt: skip
+def decide_by_turns(sums: tl.tuple, maxima: tl.tuple, totals: UnitTotals, units: Units, decisions: Decisions,
+                    numbers: tl.tuple, PLAN: tl.constexpr):  # fmt: skip
     """Test a turn of each sequence by its own criteria: return whether it stays, and the bits of those that thin."""
     keep, state = units.valid >= 0, decisions.state * 0
     for i in tl.static_range(size(PLAN, "criteria")):
@@ -233,7 +218,7 @@ def decide_by_turns(
             elif criterion(PLAN, i).drop == "unit":
                 keep = keep & (failed == 0)
             sums = tally(sums, PLAN, named(i, "lost"), lost)
-            value, among, counted = counted_of(value, among, numbers, criterion(PLAN, i), PLAN)
+            value, among, counted = measures.counted_of(value, among, numbers, criterion(PLAN, i), PLAN)
             sums = tally(sums, PLAN, named(i, "units"), among)
             sums = tally(sums, PLAN, named(i, "value"), counted)
             sums = tally(sums, PLAN, named(i, "value2"), counted * counted)
@@ -245,9 +230,8 @@ def decide_by_turns(
 
 
 @triton.jit
-def walk_turns(
-    turns: Turns, known, decisions: Decisions, PLAN: tl.constexpr, SHAPE: tl.constexpr, BY_OWNER: tl.constexpr
-) -> tuple[tl.tuple, tl.tuple]:
+def walk_turns(turns: Turns, known, decisions: Decisions, PLAN: tl.constexpr, SHAPE: tl.constexpr,
+               BY_OWNER: tl.constexpr) -> tuple[tl.tuple, tl.tuple]:  # fmt: skip
     """Decide about every turn, store what it gets, and add up their sums and maxima."""
     sums, maxima = no_turns(decisions.keep, PLAN, "turn_sums"), no_turns(decisions.keep, PLAN, "turn_maxima")
     met = decisions.nonfinite * 0  # turns with a measured token
@@ -276,9 +260,9 @@ def walk_turns(
 
         weight = decisions.weight
         if PLAN.weighs_turns:
-            weights = weigh_sequences(totals, units, numbers, PLAN)
+            weights = measures.weigh_sequences(totals, units, numbers, PLAN)
             sums, maxima = measure_turn_weights(sums, maxima, units, weights, numbers, PLAN)
-            count_weights(turns.bins, weights, real & some, PLAN)
+            measures.count_weights(turns.bins, weights, real & some, PLAN)
             weight = weights.weight
         tl.store(turns.keep_out + turn, (stays | (units.valid == 0)).to(tl.int8), mask=real)
         if PLAN.applies:
@@ -309,4 +293,4 @@ def report_turns(sums: tl.tuple, maxima: tl.tuple, units: Units, out: Partials, 
 @triton.jit
 def weights_of_turns(sums: tl.tuple, units: Units, PLAN: tl.constexpr) -> SequenceWeights:
     """Compute the weights of sequences: the means of their turns' weights over tokens."""
-    return mean_weights(total(sums, PLAN, "of_sequence/raw"), total(sums, PLAN, "of_sequence/weight"), units)
+    return measures.mean_weights(total(sums, PLAN, "of_sequence/raw"), total(sums, PLAN, "of_sequence/weight"), units)

@@ -6,7 +6,8 @@ import triton
 import triton.language as tl
 
 from ..gather import Units, UnitTotals, exact, integer, plain
-from ..tokens import at, class_name, has, named, of_key, of_pair, size
+from ..tables import at, class_name, has, named, of_pair, size
+from ..tokens import of_key
 from .criteria import passes, statistic_of_extremum
 from .plan import Plan, PlannedCriterion, criterion
 
@@ -59,9 +60,8 @@ def class_count(totals: UnitTotals, PLAN: tl.constexpr, CRITERION: tl.constexpr)
 
 
 @triton.jit
-def value_of(
-    totals: UnitTotals, n, numbers: tl.tuple, CRITERION: tl.constexpr, PLAN: tl.constexpr
-) -> tuple[tl.tensor, tl.tensor]:
+def value_of(totals: UnitTotals, n, numbers: tl.tuple, CRITERION: tl.constexpr,
+             PLAN: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:  # fmt: skip
     """Compute a sequence's value, and the quantity that is compared: a ratio's logarithm, |D| where that decides."""
     if has(PLAN, "peaks", named(CRITERION.index, "peak")):
         peak = of_key(totals.peaks[at(PLAN, "peaks", named(CRITERION.index, "peak"))])
@@ -128,9 +128,8 @@ def units_of(totals: UnitTotals, valid, nonfinite, keep, PLAN: tl.constexpr) -> 
 
 
 @triton.jit
-def test_units(
-    totals: UnitTotals, units: Units, advantage, keep, numbers: tl.tuple, CRITERION: tl.constexpr, PLAN: tl.constexpr
-) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
+def test_units(totals: UnitTotals, units: Units, advantage, keep, numbers: tl.tuple, CRITERION: tl.constexpr,
+               PLAN: tl.constexpr) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:  # fmt: skip
     """Test units by one criterion: its value, which have one, which fail, and how many tokens these lose with it.
 
     keep: those whose sequences token criteria have kept.
@@ -160,14 +159,14 @@ def weightless_of(keep, nonfinite, PLAN: tl.constexpr):
 
 
 @triton.jit
-def store_states(states, weights, sequence, known, state, rejected, weightless, weight, PLAN: tl.constexpr) -> None:
+def store_states(p_states, p_weights, sequence, known, state, rejected, weightless, weight, PLAN: tl.constexpr) -> None:
     """Store for `apply` the state of each sequence and, where weights are of sequences, its weight."""
     state |= tl.where(rejected, REJECTED, 0) | tl.where(weightless, WEIGHTLESS, 0)
     if PLAN.spreads:
-        weight = tl.where(weightless, 0.0, weight).to(weights.dtype.element_ty)
-    tl.store(states + sequence, state, mask=known)
+        weight = tl.where(weightless, 0.0, weight).to(p_weights.dtype.element_ty)
+    tl.store(p_states + sequence, state, mask=known)
     if PLAN.spreads:
-        tl.store(weights + sequence, weight, mask=known)
+        tl.store(p_weights + sequence, weight, mask=known)
 
 
 # --- counting ---

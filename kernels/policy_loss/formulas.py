@@ -11,7 +11,8 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
-from ..tokens import LARGEST_D, binary_kl, exponential, limited, number, probability
+from ..tables import number
+from ..tokens import LARGEST_D, binary_kl, exponential, limited, probability
 
 
 class Token(NamedTuple):
@@ -185,9 +186,8 @@ def policy(token: Token, numbers: tl.tuple, PLAN: tl.constexpr) -> Term:
 
 
 @triton.jit
-def stopped_ratio(
-    ratio, clamped, numbers: tl.tuple, PLAN: tl.constexpr
-) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
+def stopped_ratio(ratio, clamped, numbers: tl.tuple,
+                  PLAN: tl.constexpr) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:  # fmt: skip
     """Bound the ratio of Score or DPPO: the ratio; tokens below, above, and for DPPO above its `upper`."""
     known = ratio == ratio
     below, above, dual = tl.zeros_like(known), tl.zeros_like(known), tl.zeros_like(known)

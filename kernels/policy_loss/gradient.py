@@ -14,49 +14,17 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
-from ..accumulators import Tables
+from .. import partials, sums, tiles
+from ..correct import steps
 from ..correct.plan import Plan
 from ..correct.read import correct_tokens
-from ..correct.steps import Context, Step, any_marked, count_outside, load_marks
+from ..correct.steps import Context, Step
 from ..correct.units import REJECTED, WEIGHTLESS
 from ..gather import slot_tables
-from ..partials import add_up_part, count_in, groups, reset, zero_counters
-from ..sums import (
-    emptied,
-    empty,
-    nothing,
-    ordered,
-    put_batch,
-    put_outside,
-    put_slot,
-    record,
-    record_extrema,
-    record_statistic,
-    record_sum,
-    with_batch,
-    with_slot,
-    with_words,
-)
-from ..tiles import (
-    Extents,
-    PerToken,
-    Span,
-    Tile,
-    contiguous,
-    either,
-    ends_by,
-    entry_of,
-    first_span,
-    launched,
-    load_step,
-    next_span,
-    of_sequences,
-    places_of,
-    store_step,
-    tile_of_program,
-    zeros_by,
-)
-from ..tokens import LARGEST_D, has, is_finite, limited, number, over_kept_set, real, thresholds
+from ..sums import ordered, record, record_extrema, record_statistic, record_sum
+from ..tables import Tables, has, number, real, thresholds
+from ..tiles import Extents, PerToken, Span, Tile, contiguous, either, load_step, places_of, store_step
+from ..tokens import LARGEST_D, is_finite, limited, over_kept_set
 from .formulas import Token, penalty, penalty_factor, policy
 from .plan import LossPlan
 from .sequences import assumed_divisor, finish, prepare_sequences
@@ -114,10 +82,8 @@ class SequenceValues(NamedTuple):
 
 
 @triton.jit
-def load_input(
-    tensor: PerToken, tile: Tile, first, PLAN: tl.constexpr, TILING: tl.constexpr, UNIT: tl.constexpr,
-    GIVEN: tl.constexpr, WHOLE: tl.constexpr,
-):  # fmt: skip
+def load_input(tensor: PerToken, tile: Tile, first, PLAN: tl.constexpr, TILING: tl.constexpr, UNIT: tl.constexpr,
+               GIVEN: tl.constexpr, WHOLE: tl.constexpr):  # fmt: skip
     """Load a step of a tensor if it is given; else return anything."""
     if GIVEN:
         return load_step(tensor, tile, first, PLAN, TILING, UNIT, WHOLE)
@@ -126,44 +92,44 @@ def load_input(
 
 
 @triton.jit
-def load_inputs(
-    inputs: LossInputs, marks, tile: Tile, first, PLAN: tl.constexpr, TILING: tl.constexpr, WHOLE: tl.constexpr
-) -> LossStep:
+def load_inputs(inputs: LossInputs, b_marks, tile: Tile, first, PLAN: tl.constexpr, TILING: tl.constexpr,
+                WHOLE: tl.constexpr) -> LossStep:  # fmt: skip
     """Load a step. marks: its part of the mask, where the plan skips steps. WHOLE: all of it lies within sequences."""
-    new = load_input(inputs.new, tile, first, PLAN, TILING, TILING.unit, True, WHOLE)
-    base = load_input(inputs.base, tile, first, PLAN, TILING, TILING.unit, PLAN.based, WHOLE)
-    ref = load_input(inputs.ref, tile, first, PLAN, TILING, TILING.unit, PLAN.referred, WHOLE)
+    b_new = load_input(inputs.new, tile, first, PLAN, TILING, TILING.unit, True, WHOLE)
+    b_base = load_input(inputs.base, tile, first, PLAN, TILING, TILING.unit, PLAN.based, WHOLE)
+    b_ref = load_input(inputs.ref, tile, first, PLAN, TILING, TILING.unit, PLAN.referred, WHOLE)
     alone: tl.constexpr = PLAN.trainer is None
-    weights = load_input(inputs.weights, tile, first, PLAN, TILING, TILING.unit, PLAN.weighted and alone, WHOLE)
-    trains = load_input(inputs.trains, tile, first, PLAN, TILING, TILING.unit, PLAN.trained and alone, WHOLE)
-    train, rollout = new, base
+    b_weights = load_input(inputs.weights, tile, first, PLAN, TILING, TILING.unit, PLAN.weighted and alone, WHOLE)
+    b_trains = load_input(inputs.trains, tile, first, PLAN, TILING, TILING.unit, PLAN.trained and alone, WHOLE)
+    b_train, b_rollout = b_new, b_base
     if PLAN.trainer == "own":
-        train = load_input(inputs.train, tile, first, PLAN, TILING, TILING.unit, True, WHOLE)
+        b_train = load_input(inputs.train, tile, first, PLAN, TILING, TILING.unit, True, WHOLE)
     elif PLAN.trainer == "base":
-        train = base
+        b_train = b_base
     if PLAN.engine == "own":
-        rollout = load_input(inputs.rollout, tile, first, PLAN, TILING, TILING.unit, True, WHOLE)
-    advantages = load_input(inputs.advantages, tile, first, PLAN, TILING, True, PLAN.advantages == "token", WHOLE)
-    mass = load_input(inputs.mass, tile, first, PLAN, TILING, True, PLAN.has_mass, WHOLE)
-    scale = load_input(inputs.scales, tile, first, PLAN, TILING, True, PLAN.has_scales, WHOLE)
-    chosen = load_input(inputs.chosen, tile, first, PLAN, TILING, True, PLAN.chosen, WHOLE)
-    marked = tl.full(new.shape, 1, tl.int1)
+        b_rollout = load_input(inputs.rollout, tile, first, PLAN, TILING, TILING.unit, True, WHOLE)
+    b_advantages = load_input(inputs.advantages, tile, first, PLAN, TILING, True, PLAN.advantages == "token", WHOLE)
+    b_mass = load_input(inputs.mass, tile, first, PLAN, TILING, True, PLAN.has_mass, WHOLE)
+    b_scale = load_input(inputs.scales, tile, first, PLAN, TILING, True, PLAN.has_scales, WHOLE)
+    b_chosen = load_input(inputs.chosen, tile, first, PLAN, TILING, True, PLAN.chosen, WHOLE)
+    m_marked = tl.full(b_new.shape, 1, tl.int1)
     if PLAN.skips:
-        marked = marks != 0
+        m_marked = b_marks != 0
     elif PLAN.masked:
-        marked = load_step(inputs.mask, tile, first, PLAN, TILING, TILING.unit, WHOLE) != 0
-    valid = marked
+        m_marked = load_step(inputs.mask, tile, first, PLAN, TILING, TILING.unit, WHOLE) != 0
+    m_valid = m_marked
     if not WHOLE:
-        place = places_of(first, TILING)
-        valid = valid & (place >= tile.begin) & (place < tile.end)
-    return LossStep(train, rollout, new, base, ref, weights, trains, advantages, marked, valid, mass, scale, chosen)
+        o_place = places_of(first, TILING)
+        m_valid = m_valid & (o_place >= tile.begin) & (o_place < tile.end)
+    return LossStep(b_train, b_rollout, b_new, b_base, b_ref, b_weights, b_trains, b_advantages, m_marked, m_valid,
+                    b_mass, b_scale, b_chosen)  # fmt: skip
 
 
 @triton.jit
-def with_correction(step: LossStep, weight, kept, PLAN: tl.constexpr) -> LossStep:
+def with_correction(step: LossStep, b_weight, m_kept, PLAN: tl.constexpr) -> LossStep:
     """Give a step the weights and the training mask of a correction in the same pass."""
-    weights = kept if PLAN.gated else weight
-    return LossStep(step.train, step.rollout, step.new, step.base, step.ref, weights, kept, step.advantages,
+    b_weights = m_kept if PLAN.gated else b_weight
+    return LossStep(step.train, step.rollout, step.new, step.base, step.ref, b_weights, m_kept, step.advantages,
                     step.marked, step.valid, step.mass, step.scale, step.chosen)  # fmt: skip
 
 
@@ -198,155 +164,153 @@ def bracket(found: tl.tuple, COLUMNS: tl.constexpr, low: tl.constexpr, high: tl.
 
 
 @triton.jit
-def loss_of_step(
-    found: tl.tuple, step: LossStep, values: SequenceValues, PLAN: tl.constexpr, COLUMNS: tl.constexpr
-) -> tuple[tl.tuple, tl.tensor]:
+def loss_of_step(found: tl.tuple, step: LossStep, values: SequenceValues, PLAN: tl.constexpr,
+                 COLUMNS: tl.constexpr) -> tuple[tl.tuple, tl.tensor]:  # fmt: skip
     """Record the sums of a step in the accumulators of COLUMNS, and return its gradient."""
-    new, valid, advantage = step.new.to(real(PLAN)), step.valid, values.advantage
-    known = is_finite(new)
-    compared, x = new, tl.zeros_like(new)
+    b_new, m_valid, b_advantage = step.new.to(real(PLAN)), step.valid, values.advantage
+    m_known = is_finite(b_new)
+    b_compared, b_x = b_new, tl.zeros_like(b_new)
     if PLAN.based:
-        compared, base = over_kept_set(new, step.base.to(real(PLAN)), step.mass, PLAN)
-        x = compared - base
-        whole = is_finite(x)
+        b_compared, b_base = over_kept_set(b_new, step.base.to(real(PLAN)), step.mass, PLAN)
+        b_x = b_compared - b_base
+        m_whole = is_finite(b_x)
         if PLAN.nonfinite == "neutral":
             # A base that is not finite is read as new_logp.
-            x = tl.where(whole, x, 0.0)
+            b_x = tl.where(m_whole, b_x, 0.0)
             if PLAN.mass is not None:
-                compared = tl.where(whole, compared, new)
-            known = known | whole
+                b_compared = tl.where(m_whole, b_compared, b_new)
+            m_known = m_known | m_whole
         else:
-            known = whole
-    known = known & is_finite(advantage)
-    weight, k, scale = new, new, new
+            m_known = m_whole
+    m_known = m_known & is_finite(b_advantage)
+    b_weight, b_k, b_scale = b_new, b_new, b_new
     if PLAN.has_scales:
-        scale = step.scale.to(real(PLAN))
-        known = known & is_finite(scale)
+        b_scale = step.scale.to(real(PLAN))
+        m_known = m_known & is_finite(b_scale)
         if PLAN.nonfinite == "propagate":
-            scale = tl.where(is_finite(scale), scale, 0.0)
+            b_scale = tl.where(is_finite(b_scale), b_scale, 0.0)
     if PLAN.gated:
-        weight = (step.weights != 0).to(real(PLAN))
+        b_weight = (step.weights != 0).to(real(PLAN))
     elif PLAN.weighted:
-        weight = step.weights.to(real(PLAN))
-        known = known & is_finite(weight)
+        b_weight = step.weights.to(real(PLAN))
+        m_known = m_known & is_finite(b_weight)
     if PLAN.referred:
-        k = new - step.ref.to(real(PLAN))
-        known = known & is_finite(k)
-    among = valid
+        b_k = b_new - step.ref.to(real(PLAN))
+        m_known = m_known & is_finite(b_k)
+    m_among = m_valid
     if PLAN.nonfinite != "propagate":
-        among = valid & known
-    counted = among
+        m_among = m_valid & m_known
+    m_counted = m_among
     if PLAN.trained:
-        counted = among & (step.trains != 0)
+        m_counted = m_among & (step.trains != 0)
     if PLAN.adds_up:
         if PLAN.masked:
-            found = record(found, COLUMNS, "counts", "valid", valid)
-        found = record(found, COLUMNS, "counts", "counted", counted)
-    token = Token(new, compared, x, advantage, weight, values.level, values.pull, step.chosen)
+            found = record(found, COLUMNS, "counts", "valid", m_valid)
+        found = record(found, COLUMNS, "counts", "counted", m_counted)
+    token = Token(b_new, b_compared, b_x, b_advantage, b_weight, values.level, values.pull, step.chosen)
     if PLAN.phase == "sum":
-        return sum_of_sequence(found, token, scale, counted, values.numbers, PLAN), x
+        return sum_of_sequence(found, token, b_scale, m_counted, values.numbers, PLAN), b_x
     else:
-        broken = valid & (known == 0)
-        return loss_of_tokens(found, token, k, scale, broken, among, counted, values, PLAN, COLUMNS)
+        m_broken = m_valid & (m_known == 0)
+        return loss_of_tokens(found, token, b_k, b_scale, m_broken, m_among, m_counted, values, PLAN, COLUMNS)
 
 
 @triton.jit
-def sum_of_sequence(found: tl.tuple, token: Token, scale, counted, numbers: tl.tuple, PLAN: tl.constexpr) -> tl.tuple:
+def sum_of_sequence(found: tl.tuple, token: Token, b_scale, m_counted, numbers: tl.tuple,
+                    PLAN: tl.constexpr) -> tl.tuple:  # fmt: skip
     """Record the sums that the loss of a whole sequence needs."""
-    x, advantage, weight = token.x, token.advantage, token.weight
+    b_x, b_advantage, b_weight = token.x, token.advantage, token.weight
     if PLAN.surrogate == "GMPO":
-        clamp = number(numbers, PLAN, "clamp").to(x.dtype)
-        x = limited(x, -clamp, clamp, PLAN)
-        high, low = number(numbers, PLAN, "high").to(x.dtype), number(numbers, PLAN, "low").to(x.dtype)
-        x = tl.where((advantage > 0) & (x > high), high, tl.where((advantage < 0) & (x < -low), -low, x))
+        clamp = number(numbers, PLAN, "clamp").to(b_x.dtype)
+        b_x = limited(b_x, -clamp, clamp, PLAN)
+        high, low = number(numbers, PLAN, "high").to(b_x.dtype), number(numbers, PLAN, "low").to(b_x.dtype)
+        b_x = tl.where((b_advantage > 0) & (b_x > high), high, tl.where((b_advantage < 0) & (b_x < -low), -low, b_x))
         if PLAN.weighted:
-            log_weight = tl.log(tl.where(weight < SMALLEST_WEIGHT, SMALLEST_WEIGHT, weight))
-            found = record_sum(found, PLAN, "log_weight", tl.where(counted, log_weight, 0.0))
-        found = record_statistic(found, PLAN, "advantage", tl.where(counted, advantage, 0.0))
+            b_log_weight = tl.log(tl.where(b_weight < SMALLEST_WEIGHT, SMALLEST_WEIGHT, b_weight))
+            found = record_sum(found, PLAN, "log_weight", tl.where(m_counted, b_log_weight, 0.0))
+        found = record_statistic(found, PLAN, "advantage", tl.where(m_counted, b_advantage, 0.0))
     elif PLAN.pulls:
         if PLAN.weighted:
-            weighted = advantage * weight
+            b_weighted = b_advantage * b_weight
         else:
-            weighted = advantage
+            b_weighted = b_advantage
         if PLAN.has_scales:
-            weighted = weighted * scale
-        down = advantage < 0
-        found = record_statistic(found, PLAN, "down", tl.where(counted & down, weighted, 0.0))
-        found = record_statistic(found, PLAN, "up", tl.where(counted & (down == 0), weighted, 0.0))
+            b_weighted = b_weighted * b_scale
+        m_down = b_advantage < 0
+        found = record_statistic(found, PLAN, "down", tl.where(m_counted & m_down, b_weighted, 0.0))
+        found = record_statistic(found, PLAN, "up", tl.where(m_counted & (m_down == 0), b_weighted, 0.0))
     elif PLAN.surrogate == "VESPO":
-        clamp = number(numbers, PLAN, "clamp").to(x.dtype)
-        x = limited(x, -clamp, clamp, PLAN)
+        clamp = number(numbers, PLAN, "clamp").to(b_x.dtype)
+        b_x = limited(b_x, -clamp, clamp, PLAN)
         if PLAN.weighted:
-            log_weight = tl.log(tl.where(weight < SMALLEST_RATIO, SMALLEST_RATIO, weight))
-            x += tl.where(log_weight > clamp, clamp, log_weight)
-    return record_sum(found, PLAN, "level", tl.where(counted, x, 0.0))
+            b_log_weight = tl.log(tl.where(b_weight < SMALLEST_RATIO, SMALLEST_RATIO, b_weight))
+            b_x += tl.where(b_log_weight > clamp, clamp, b_log_weight)
+    return record_sum(found, PLAN, "level", tl.where(m_counted, b_x, 0.0))
 
 
 @triton.jit
-def loss_of_tokens(
-    found: tl.tuple, token: Token, k, scale, broken, among, counted, values: SequenceValues, PLAN: tl.constexpr,
-    COLUMNS: tl.constexpr,
-) -> tuple[tl.tuple, tl.tensor]:  # fmt: skip
+def loss_of_tokens(found: tl.tuple, token: Token, b_k, b_scale, m_broken, m_among, m_counted, values: SequenceValues,
+                   PLAN: tl.constexpr, COLUMNS: tl.constexpr) -> tuple[tl.tuple, tl.tensor]:  # fmt: skip
     """Record the loss and its statistics, and return its gradient.
 
     Args:
         found: The accumulators.
         token: The quantities that the loss is computed from.
-        k: new_logp less the reference policy's.
-        scale: The factor of all that a token adds, where the plan has it.
-        broken: Valid tokens with an input that is not finite.
-        among: Valid tokens that are read; with nonfinite="propagate" all valid ones.
-        counted: Those of them that train.
+        b_k: new_logp less the reference policy's.
+        b_scale: The factor of all that a token adds, where the plan has it.
+        m_broken: Valid tokens with an input that is not finite.
+        m_among: Valid tokens that are read; with nonfinite="propagate" all valid ones.
+        m_counted: Those of them that train.
         values: What tokens read of their sequences.
         PLAN: The plan.
         COLUMNS: The plan that has the accumulators.
     """
-    numbers, new, x = values.numbers, token.new, token.x
+    numbers, b_new, b_x = values.numbers, token.new, token.x
     term = policy(token, numbers, PLAN)
-    total, gradient = tl.where(counted, term.value, 0.0), tl.where(counted, term.slope, 0.0)
-    pulled = gradient
+    b_total, b_gradient = tl.where(m_counted, term.value, 0.0), tl.where(m_counted, term.slope, 0.0)
+    b_pulled = b_gradient
     if PLAN.has_scales and PLAN.pulls:
-        gradient = tl.zeros_like(gradient)
-    found = count(found, COLUMNS, "loss_tokens_nonfinite", broken)
-    found = tally(found, COLUMNS, "loss_policy", total)
-    found = count(found, COLUMNS, "clip_low", term.low & counted)
-    found = count(found, COLUMNS, "clip_high", term.high & counted)
-    found = count(found, COLUMNS, "clip_dual", term.dual & counted)
-    found = tally(found, COLUMNS, "ppo_d", tl.where(counted, limited(x, -LARGEST_D, LARGEST_D, PLAN), 0.0))
-    excess = tl.where(counted, term.excess, 0.0)
-    found = tally(found, COLUMNS, "ppo_ratio", excess)
-    found = tally(found, COLUMNS, "ppo_ratio2", excess * excess)
-    found = tally(found, COLUMNS, "ppo_k3", tl.where(counted, term.k3, 0.0))
-    found = bracket(found, COLUMNS, "-min_ppo_log_ratio", "max_ppo_log_ratio", term.used, counted)
+        b_gradient = tl.zeros_like(b_gradient)
+    found = count(found, COLUMNS, "loss_tokens_nonfinite", m_broken)
+    found = tally(found, COLUMNS, "loss_policy", b_total)
+    found = count(found, COLUMNS, "clip_low", term.low & m_counted)
+    found = count(found, COLUMNS, "clip_high", term.high & m_counted)
+    found = count(found, COLUMNS, "clip_dual", term.dual & m_counted)
+    found = tally(found, COLUMNS, "ppo_d", tl.where(m_counted, limited(b_x, -LARGEST_D, LARGEST_D, PLAN), 0.0))
+    b_excess = tl.where(m_counted, term.excess, 0.0)
+    found = tally(found, COLUMNS, "ppo_ratio", b_excess)
+    found = tally(found, COLUMNS, "ppo_ratio2", b_excess * b_excess)
+    found = tally(found, COLUMNS, "ppo_k3", tl.where(m_counted, term.k3, 0.0))
+    found = bracket(found, COLUMNS, "-min_ppo_log_ratio", "max_ppo_log_ratio", term.used, m_counted)
     if PLAN.kl is not None:
-        held = among if PLAN.kl_everywhere else counted
+        m_held = m_among if PLAN.kl_everywhere else m_counted
         # Of their own, because Triton 3.6 passes on the text of an attribute only as a constant.
         kind: tl.constexpr = PLAN.kl
         of_gradient: tl.constexpr = PLAN.kl_gradient
-        value, slope = penalty(k, kind, numbers, PLAN)
+        b_value, b_slope = penalty(b_k, kind, numbers, PLAN)
         if of_gradient != kind:
-            _, slope = penalty(k, of_gradient, numbers, PLAN)
-        factor, factor_slope = penalty_factor(x, token.weight, numbers, PLAN)
-        coefficient = number(numbers, PLAN, "kl").to(new.dtype)
-        total += tl.where(held, coefficient * value * factor, 0.0)
-        gradient += tl.where(held, coefficient * (slope * factor + value * factor_slope), 0.0)
-        found = tally(found, COLUMNS, "ref_kl", tl.where(held, value, 0.0))
+            _, b_slope = penalty(b_k, of_gradient, numbers, PLAN)
+        b_factor, b_factor_slope = penalty_factor(b_x, token.weight, numbers, PLAN)
+        coefficient = number(numbers, PLAN, "kl").to(b_new.dtype)
+        b_total += tl.where(m_held, coefficient * b_value * b_factor, 0.0)
+        b_gradient += tl.where(m_held, coefficient * (b_slope * b_factor + b_value * b_factor_slope), 0.0)
+        found = tally(found, COLUMNS, "ref_kl", tl.where(m_held, b_value, 0.0))
     if PLAN.regularizer is not None:
-        held = among if PLAN.regularizer == "all" else counted
-        saturated, flows = limited(x, -LARGEST_D, LARGEST_D, PLAN), tl.abs(x) <= LARGEST_D
-        coefficient = number(numbers, PLAN, "regularizer").to(new.dtype)
-        total += tl.where(held, coefficient * (saturated * saturated), 0.0)
-        gradient += tl.where(held & flows, 2.0 * coefficient * saturated, 0.0)
-        found = tally(found, COLUMNS, "log_ratio2", tl.where(held, saturated * saturated, 0.0))
+        m_held = m_among if PLAN.regularizer == "all" else m_counted
+        b_saturated, m_flows = limited(b_x, -LARGEST_D, LARGEST_D, PLAN), tl.abs(b_x) <= LARGEST_D
+        coefficient = number(numbers, PLAN, "regularizer").to(b_new.dtype)
+        b_total += tl.where(m_held, coefficient * (b_saturated * b_saturated), 0.0)
+        b_gradient += tl.where(m_held & m_flows, 2.0 * coefficient * b_saturated, 0.0)
+        found = tally(found, COLUMNS, "log_ratio2", tl.where(m_held, b_saturated * b_saturated, 0.0))
     if PLAN.has_scales:
-        total = tl.where(among, total * scale, 0.0)
-        gradient = tl.where(among, gradient * scale, 0.0)
+        b_total = tl.where(m_among, b_total * b_scale, 0.0)
+        b_gradient = tl.where(m_among, b_gradient * b_scale, 0.0)
         if PLAN.pulls:
             # The factors of all tokens of the sequence are in its derivative already.
-            gradient += pulled
+            b_gradient += b_pulled
     if PLAN.averages and PLAN.phase == "write":
-        total, gradient = total * values.inner, gradient * values.inner
-    return tally(found, COLUMNS, "total", total), gradient
+        b_total, b_gradient = b_total * values.inner, b_gradient * values.inner
+    return tally(found, COLUMNS, "total", b_total), b_gradient
 
 
 # --- one step of the walk ---
@@ -374,10 +338,10 @@ class OfUnits(NamedTuple):
 
 
 @triton.jit
-def at_tokens(table, like, walk: Walk, PLAN: tl.constexpr, TILING: tl.constexpr, own: tl.tensor | None = None):
+def at_tokens(p_table, b_like, walk: Walk, PLAN: tl.constexpr, TILING: tl.constexpr, own: tl.tensor | None = None):
     """Load a table by sequence for the tokens of a step."""
-    return of_sequences(table, like, walk.span, walk.first, walk.offsets, walk.tile, walk.extents, PLAN, TILING,
-                        own=own)  # fmt: skip
+    return tiles.of_sequences(p_table, b_like, walk.span, walk.first, walk.offsets, walk.tile, walk.extents, PLAN,
+                              TILING, own=own)  # fmt: skip
 
 
 @triton.constexpr_function
@@ -393,18 +357,17 @@ def counts_outside(spec: Plan | None) -> bool:
 
 
 @triton.jit
-def settle(
-    weight, kept, of_units: OfUnits, walk: Walk, SPEC: tl.constexpr, TILING: tl.constexpr
-) -> tuple[tl.tensor, tl.tensor]:
+def settle(b_weight, m_kept, of_units: OfUnits, walk: Walk, SPEC: tl.constexpr,
+           TILING: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:  # fmt: skip
     """Apply what was decided about sequences to the weights and the training mask of a step."""
-    state = at_tokens(of_units.states, zeros_by(weight), walk, SPEC, TILING)
+    b_state = at_tokens(of_units.states, tiles.zeros_by(b_weight), walk, SPEC, TILING)
     if SPEC.spreads:
         # Without marks every token has the weight of its sequence.
-        weight = tl.where(weight != 0.0, at_tokens(of_units.weights, weight, walk, SPEC, TILING), 0.0)
-    weight = tl.where((state & WEIGHTLESS) != 0, 0.0, weight)
+        b_weight = tl.where(b_weight != 0.0, at_tokens(of_units.weights, b_weight, walk, SPEC, TILING), 0.0)
+    b_weight = tl.where((b_state & WEIGHTLESS) != 0, 0.0, b_weight)
     if SPEC.edits_mask:
-        kept = kept & ((state & REJECTED) == 0)
-    return weight, kept
+        m_kept = m_kept & ((b_state & REJECTED) == 0)
+    return b_weight, m_kept
 
 
 @triton.jit
@@ -414,10 +377,8 @@ def place_of_step(tile: Tile, first, TILING: tl.constexpr):
 
 
 @triton.jit
-def take_step(
-    inputs: LossInputs, marks, walk: Walk, own, of_units: OfUnits, externals: tl.tuple, numbers: tl.tuple,
-    spec_numbers: tl.tuple, gradient, share, PLAN: tl.constexpr, SPEC: tl.constexpr, TILING: tl.constexpr,
-) -> tuple[tl.tuple, tl.tensor]:  # fmt: skip
+def take_step(inputs: LossInputs, b_marks, walk: Walk, own, of_units: OfUnits, p_externals, numbers, spec_numbers,
+              p_gradient, share, PLAN: tl.constexpr, SPEC: tl.constexpr, TILING: tl.constexpr):  # fmt: skip
     """Load a step, correct it where a Spec is given, and write its gradient. Return its sums, and tokens outside.
 
     own: The advantage of the span's owner.
@@ -426,60 +387,63 @@ def take_step(
     tile, first, outside = walk.tile, walk.first, walk.first * 0
     whole = (first >= tile.begin) & (first + TILING.step <= tile.end)
     if whole:
-        step = load_inputs(inputs, marks, tile, first, PLAN, TILING, True)
+        step = load_inputs(inputs, b_marks, tile, first, PLAN, TILING, True)
     else:
-        step = load_inputs(inputs, marks, tile, first, PLAN, TILING, False)
+        step = load_inputs(inputs, b_marks, tile, first, PLAN, TILING, False)
         if counts_outside(SPEC):
-            outside += count_outside(step.marked, step.valid, tile, first, PLAN, TILING)
-    like, found = step.new.to(real(PLAN)), nothing(COLUMNS)
-    advantage, level, pull, inner = like, like, like, like
+            outside += steps.count_outside(step.marked, step.valid, tile, first, PLAN, TILING)
+    b_like, found = step.new.to(real(PLAN)), sums.nothing(COLUMNS)
+    b_advantage, b_level, b_pull, b_inner = b_like, b_like, b_like, b_like
     if PLAN.advantages == "token":
-        advantage = step.advantages.to(real(PLAN))
+        b_advantage = step.advantages.to(real(PLAN))
     elif PLAN.advantages == "sequence":
-        advantage = at_tokens(of_units.advantages, like, walk, PLAN, TILING, own)
+        b_advantage = at_tokens(of_units.advantages, b_like, walk, PLAN, TILING, own)
     if PLAN.phase == "write":
         if PLAN.levels:
-            level = at_tokens(of_units.levels, like, walk, PLAN, TILING)
+            b_level = at_tokens(of_units.levels, b_like, walk, PLAN, TILING)
         if PLAN.pulls:
-            pull = at_tokens(of_units.pulls, like, walk, PLAN, TILING)
+            b_pull = at_tokens(of_units.pulls, b_like, walk, PLAN, TILING)
         if PLAN.averages:
-            inner = at_tokens(of_units.inners, like, walk, PLAN, TILING)
+            b_inner = at_tokens(of_units.inners, b_like, walk, PLAN, TILING)
     if SPEC is not None:
-        context = Context(tile, walk.span, first, whole, walk.extents, walk.offsets, of_units.advantages, externals,
-                          gradient, 0, gradient, spec_numbers)  # fmt: skip
+        context = Context(tile, walk.span, first, whole, walk.extents, walk.offsets, of_units.advantages, p_externals,
+                          p_gradient, 0, p_gradient, spec_numbers)  # fmt: skip
         logps = Step(step.train, step.rollout, step.marked, step.valid, step.mass)
         if SPEC.settled:
-            _, weight, trained = correct_tokens((), logps, like, advantage, like, context, SPEC, TILING)
-            weight, trained = settle(weight, trained, of_units, walk, SPEC, TILING)
+            _, b_weight, m_trained = correct_tokens((), logps, b_like, b_advantage, b_like, context, SPEC, TILING)
+            b_weight, m_trained = settle(b_weight, m_trained, of_units, walk, SPEC, TILING)
         else:
-            found, weight, trained = correct_tokens(found, logps, like, advantage, like, context, SPEC, TILING)
-        step = with_correction(step, weight, trained, PLAN)
-    values = SequenceValues(advantage, level, pull, inner, numbers)
-    found, slope = loss_of_step(found, step, values, PLAN, COLUMNS)
+            found, b_weight, m_trained = correct_tokens(
+                found, logps, b_like, b_advantage, b_like, context, SPEC, TILING
+            )
+        step = with_correction(step, b_weight, m_trained, PLAN)
+    values = SequenceValues(b_advantage, b_level, b_pull, b_inner, numbers)
+    found, b_slope = loss_of_step(found, step, values, PLAN, COLUMNS)
     if PLAN.writes and PLAN.differentiable:
-        slope = slope * share
+        b_slope = b_slope * share
         if whole:
-            store_step(contiguous(gradient, walk.extents), slope, tile, first, PLAN, TILING, True)
+            store_step(contiguous(p_gradient, walk.extents), b_slope, tile, first, PLAN, TILING, True)
         else:
-            store_step(contiguous(gradient, walk.extents), slope, tile, first, PLAN, TILING, False)
-    return with_words(found, COLUMNS, TILING), outside
+            store_step(contiguous(p_gradient, walk.extents), b_slope, tile, first, PLAN, TILING, False)
+    return sums.with_words(found, COLUMNS, TILING), outside
 
 
 # --- the kernels ---
 
 
-@launched
+@tiles.launched
 def gradient_kernel(
-    train_logp, rollout_logp, new_logp, base_logp, ref_logp, weights, trains, mask, log_mass, scales, chosen,
-    advantages, externals: tl.tuple, offsets, within, numbers, spec_numbers, states, sequence_weights, levels, pulls,
-    inners, gradient, counts, integers, floats, peaks, token_sums, token_maxima, counter, part_counter, part_sums,
-    part_maxima, given, value, divisor, rest, flags, before, statistics,
-    tokens: tl.int64, sequences: tl.int64, width: tl.int64, tiles: tl.int64, tile_bits: tl.int32, slots: tl.int64,
-    steps: tl.int32, sequence_programs: tl.int32, owner_count: tl.int64, train_row: tl.int64, train_step: tl.int64,
-    rollout_row: tl.int64, rollout_step: tl.int64, new_row: tl.int64, new_step: tl.int64, base_row: tl.int64,
-    base_step: tl.int64, ref_row: tl.int64, ref_step: tl.int64, weights_row: tl.int64, weights_step: tl.int64,
-    trains_row: tl.int64, trains_step: tl.int64, mask_row: tl.int64, mask_step: tl.int64, parts: tl.int32,
-    part: tl.int32, sums_before: tl.int32, maxima_before: tl.int32,
+    p_train_logp, p_rollout_logp, p_new_logp, p_base_logp, p_ref_logp, p_weights, p_trains, p_mask, p_log_mass,
+    p_scales, p_chosen, p_advantages, p_externals: tl.tuple, p_offsets, p_within, p_numbers, p_spec_numbers, p_states,
+    p_sequence_weights, p_levels, p_pulls, p_inners, p_gradient, p_counts, p_integers, p_floats, p_peaks, p_token_sums,
+    p_token_maxima, p_counter, p_part_counter, p_part_sums, p_part_maxima, p_given, p_value, p_divisor, p_rest, p_flags,
+    p_before, p_statistics,
+    tokens: tl.int64, sequences: tl.int64, width: tl.int64, row_tiles: tl.int64, tile_bits: tl.int32, slots: tl.int64,
+    search_steps: tl.int32, sequence_programs: tl.int32, owner_count: tl.int64, train_row: tl.int64,
+    train_step: tl.int64, rollout_row: tl.int64, rollout_step: tl.int64, new_row: tl.int64, new_step: tl.int64,
+    base_row: tl.int64, base_step: tl.int64, ref_row: tl.int64, ref_step: tl.int64, weights_row: tl.int64,
+    weights_step: tl.int64, trains_row: tl.int64, trains_step: tl.int64, mask_row: tl.int64, mask_step: tl.int64,
+    parts: tl.int32, part: tl.int32, sums_before: tl.int32, maxima_before: tl.int32,
     PLAN: tl.constexpr, SPEC: tl.constexpr, TILING: tl.constexpr, SHAPE: tl.constexpr,
 ) -> None:  # fmt: skip
     """Pass over a tile: write the gradient over the assumed divisor, its statistics, and sums of sequences.
@@ -492,143 +456,145 @@ def gradient_kernel(
     if tl.program_id(0) == 0:
         # For the programs that finish to count themselves in.
         if PLAN.adds_up:
-            reset(counter, sequence_programs)
+            partials.reset(p_counter, sequence_programs)
         if PLAN.phase == "sum":
-            zero_counters(part_counter, parts)
-    extents = Extents(tokens, sequences, width, tiles, tile_bits)
-    numbers = thresholds(numbers, PLAN)
-    tables = (counts, either(integers, counts), either(floats, counts), either(peaks, counts))
-    tile = tile_of_program(offsets, extents, PLAN, TILING)
-    span = first_span(offsets, tile, extents, steps, PLAN)
-    states, of_weights = either(states, advantages), either(sequence_weights, advantages)
+            partials.zero_counters(p_part_counter, parts)
+    extents = Extents(tokens, sequences, width, row_tiles, tile_bits)
+    numbers = thresholds(p_numbers, PLAN)
+    tables = (p_counts, either(p_integers, p_counts), either(p_floats, p_counts), either(p_peaks, p_counts))
+    tile = tiles.tile_of_program(p_offsets, extents, PLAN, TILING)
+    span = tiles.first_span(p_offsets, tile, extents, search_steps, PLAN)
+    p_states, p_of_weights = either(p_states, p_advantages), either(p_sequence_weights, p_advantages)
     if PLAN.phase == "write":
-        prepare_sequences(slot_tables(counts, integers, floats, None), levels, pulls, inners, token_sums, offsets,
-                          within, span, extents, owner_count - 2, slots, numbers, PLAN, SHAPE)  # fmt: skip
+        prepare_sequences(slot_tables(p_counts, p_integers, p_floats, None), p_levels, p_pulls, p_inners, p_token_sums,
+                          p_offsets, p_within, span, extents, owner_count - 2, slots, numbers, PLAN, SHAPE)  # fmt: skip
         # Each thread reads what any has stored.
         tl.debug_barrier()
         # From the number of a sequence to the slot that it has in this tile.
         place = tl.program_id(0).to(tl.int64) + (1 if PLAN.packed else -tile.row)
-        of_units = OfUnits(advantages, states, of_weights, either(levels, advantages) + place,
-                           either(pulls, advantages) + place, either(inners, advantages) + place)  # fmt: skip
+        of_units = OfUnits(p_advantages, p_states, p_of_weights, either(p_levels, p_advantages) + place,
+                           either(p_pulls, p_advantages) + place, either(p_inners, p_advantages) + place)  # fmt: skip
     else:
-        of_units = OfUnits(advantages, states, of_weights, advantages, advantages, advantages)
+        of_units = OfUnits(p_advantages, p_states, p_of_weights, p_advantages, p_advantages, p_advantages)
     inputs = LossInputs(
-        PerToken(either(train_logp, new_logp), train_row, train_step),
-        PerToken(either(rollout_logp, new_logp), rollout_row, rollout_step),
-        PerToken(new_logp, new_row, new_step),
-        PerToken(either(base_logp, new_logp), base_row, base_step),
-        PerToken(either(ref_logp, new_logp), ref_row, ref_step),
-        PerToken(either(weights, new_logp), weights_row, weights_step),
-        PerToken(either(trains, new_logp), trains_row, trains_step),
-        PerToken(either(mask, new_logp), mask_row, mask_step),
-        contiguous(advantages, extents),
-        contiguous(either(log_mass, new_logp), extents),
-        contiguous(either(scales, new_logp), extents),
-        contiguous(either(chosen, new_logp), extents),
+        PerToken(either(p_train_logp, p_new_logp), train_row, train_step),
+        PerToken(either(p_rollout_logp, p_new_logp), rollout_row, rollout_step),
+        PerToken(p_new_logp, new_row, new_step),
+        PerToken(either(p_base_logp, p_new_logp), base_row, base_step),
+        PerToken(either(p_ref_logp, p_new_logp), ref_row, ref_step),
+        PerToken(either(p_weights, p_new_logp), weights_row, weights_step),
+        PerToken(either(p_trains, p_new_logp), trains_row, trains_step),
+        PerToken(either(p_mask, p_new_logp), mask_row, mask_step),
+        contiguous(p_advantages, extents),
+        contiguous(either(p_log_mass, p_new_logp), extents),
+        contiguous(either(p_scales, p_new_logp), extents),
+        contiguous(either(p_chosen, p_new_logp), extents),
     )
     share, own = extents.tokens, extents.tokens
     if PLAN.writes:
-        share = (1.0 / assumed_divisor(given, offsets, extents, numbers, PLAN)).to(real(PLAN))
+        share = (1.0 / assumed_divisor(p_given, p_offsets, extents, numbers, PLAN)).to(real(PLAN))
     if PLAN.advantages == "sequence":
-        own = entry_of(advantages, span.owner, extents, PLAN)
-    if SPEC is not None:
-        spec_numbers = thresholds(spec_numbers, SPEC)
+        own = tiles.entry_of(p_advantages, span.owner, extents, PLAN)
+    spec_numbers = () if SPEC is None else thresholds(p_spec_numbers, SPEC)
     first_owner, outside = span.owner, tile.length * 0
-    kept = empty(COLUMNS, TILING)
+    kept = sums.empty(COLUMNS, TILING)
     if PLAN.skips:
-        ahead = load_marks(inputs.mask, tile, 0, PLAN, TILING)
+        ahead = steps.load_marks(inputs.mask, tile, 0, PLAN, TILING)
     # At least one step, because owners of no token may end in a tile of none.
     for first in range(0, tl.maximum(tile.length, 1), TILING.step):
         if PLAN.skips:
-            marks = ahead
-            ahead = load_marks(inputs.mask, tile, first + TILING.step, PLAN, TILING)
-            some = any_marked(marks)
+            b_marks = ahead
+            ahead = steps.load_marks(inputs.mask, tile, first + TILING.step, PLAN, TILING)
+            some = steps.any_marked(b_marks)
             if PLAN.writes and PLAN.differentiable:
-                tl.store(flags + place_of_step(tile, first, TILING), some.to(tl.int8))
+                tl.store(p_flags + place_of_step(tile, first, TILING), some.to(tl.int8))
             if some:
-                found, _ = take_step(inputs, marks, Walk(tile, span, first, offsets, extents), own, of_units, externals,
-                                     numbers, spec_numbers, gradient, share, PLAN, SPEC, TILING)  # fmt: skip
-                kept = with_slot(with_batch(kept, found, COLUMNS), found, None, None, first, COLUMNS, TILING)
+                found, _ = take_step(inputs, b_marks, Walk(tile, span, first, p_offsets, extents), own, of_units,
+                                     p_externals, numbers, spec_numbers, p_gradient, share, PLAN, SPEC,
+                                     TILING)  # fmt: skip
+                kept = sums.with_slot(sums.with_batch(kept, found, COLUMNS), found, None, None, first, COLUMNS, TILING)
             elif PLAN.writes and PLAN.differentiable:
-                store_step(contiguous(gradient, extents), tl.zeros(marks.shape, real(PLAN)), tile, first, PLAN, TILING,
-                           False)  # fmt: skip
+                store_step(contiguous(p_gradient, extents), tl.zeros(b_marks.shape, real(PLAN)), tile, first, PLAN,
+                           TILING, False)  # fmt: skip
         else:
-            found, more = take_step(inputs, 0, Walk(tile, span, first, offsets, extents), own, of_units, externals,
-                                    numbers, spec_numbers, gradient, share, PLAN, SPEC, TILING)  # fmt: skip
+            found, more = take_step(inputs, 0, Walk(tile, span, first, p_offsets, extents), own, of_units, p_externals,
+                                    numbers, spec_numbers, p_gradient, share, PLAN, SPEC, TILING)  # fmt: skip
             outside += more
-            kept = with_batch(kept, found, COLUMNS)
+            kept = sums.with_batch(kept, found, COLUMNS)
             if PLAN.packed:
-                while ends_by(span, first, TILING):
+                while tiles.ends_by(span, first, TILING):
                     if PLAN.adds_up:
-                        kept = with_slot(kept, found, span.start, span.end, first, COLUMNS, TILING)
-                        put_slot(kept, tables, slots, span, COLUMNS)
-                        kept = emptied(kept, COLUMNS, TILING)
-                    span = next_span(span, offsets, tile, extents, PLAN)
+                        kept = sums.with_slot(kept, found, span.start, span.end, first, COLUMNS, TILING)
+                        sums.put_slot(kept, tables, slots, span, COLUMNS)
+                        kept = sums.emptied(kept, COLUMNS, TILING)
+                    span = tiles.next_span(span, p_offsets, tile, extents, PLAN)
                     if PLAN.advantages == "sequence":
-                        own = entry_of(advantages, span.owner, extents, PLAN)
+                        own = tiles.entry_of(p_advantages, span.owner, extents, PLAN)
             if PLAN.adds_up:
                 if span.start <= first:
-                    kept = with_slot(kept, found, None, None, first, COLUMNS, TILING)
+                    kept = sums.with_slot(kept, found, None, None, first, COLUMNS, TILING)
                 else:
-                    kept = with_slot(kept, found, span.start, None, first, COLUMNS, TILING)
+                    kept = sums.with_slot(kept, found, span.start, None, first, COLUMNS, TILING)
     if PLAN.adds_up:
-        put_slot(kept, tables, slots, span, COLUMNS)
+        sums.put_slot(kept, tables, slots, span, COLUMNS)
     if counts_outside(SPEC) and PLAN.packed:
-        put_outside(counts, outside, tile.begin, first_owner, span.last, extents)
-    put_batch(kept, token_sums, token_maxima, COLUMNS)
+        sums.put_outside(p_counts, outside, tile.begin, first_owner, span.last, extents)
+    sums.put_batch(kept, p_token_sums, p_token_maxima, COLUMNS)
     if PLAN.phase == "write":
         mine, programs = tl.program_id(0) // part, tl.num_programs(0)
-        if count_in(part_counter + mine) == tl.minimum(part, programs - mine * part) - 1:
-            for group in tl.static_range(groups(PLAN)):
-                add_up_part(mine * groups(PLAN) + group, token_sums, token_maxima, part_sums, part_maxima, programs,
-                            part, PLAN)  # fmt: skip
-            if count_in(counter) == parts - 1:
-                finish(part_sums, part_sums, part_maxima, given, value, divisor, rest, before, statistics, sums_before,
-                       maxima_before, sequence_programs, parts, offsets, extents, numbers, PLAN)  # fmt: skip
+        if partials.count_in(p_part_counter + mine) == tl.minimum(part, programs - mine * part) - 1:
+            for group in tl.static_range(partials.groups(PLAN)):
+                partials.add_up_part(mine * partials.groups(PLAN) + group, p_token_sums, p_token_maxima, p_part_sums,
+                                     p_part_maxima, programs, part, PLAN)  # fmt: skip
+            if partials.count_in(p_counter) == parts - 1:
+                finish(p_part_sums, p_part_sums, p_part_maxima, p_given, p_value, p_divisor, p_rest, p_before,
+                       p_statistics, sums_before, maxima_before, sequence_programs, parts, p_offsets, extents, numbers,
+                       PLAN)  # fmt: skip
 
 
 @triton.jit
-def scale_step(gradient, scaled, inners, factor, walk: Walk, PLAN: tl.constexpr, TILING: tl.constexpr) -> None:
+def scale_step(p_gradient, p_scaled, p_inners, factor, walk: Walk, PLAN: tl.constexpr, TILING: tl.constexpr) -> None:
     """Scale a step of the gradient."""
     tile, first = walk.tile, walk.first
     whole = first + TILING.step <= tile.length
     if whole:
-        x = load_step(contiguous(gradient, walk.extents), tile, first, PLAN, TILING, True, True)
+        b_x = load_step(contiguous(p_gradient, walk.extents), tile, first, PLAN, TILING, True, True)
     else:
-        x = load_step(contiguous(gradient, walk.extents), tile, first, PLAN, TILING, True, False)
+        b_x = load_step(contiguous(p_gradient, walk.extents), tile, first, PLAN, TILING, True, False)
     if PLAN.averages:
-        x = x * at_tokens(inners, x, walk, PLAN, TILING)
+        b_x = b_x * at_tokens(p_inners, b_x, walk, PLAN, TILING)
     if whole:
-        store_step(contiguous(scaled, walk.extents), x * factor, tile, first, PLAN, TILING, True)
+        store_step(contiguous(p_scaled, walk.extents), b_x * factor, tile, first, PLAN, TILING, True)
     else:
-        store_step(contiguous(scaled, walk.extents), x * factor, tile, first, PLAN, TILING, False)
+        store_step(contiguous(p_scaled, walk.extents), b_x * factor, tile, first, PLAN, TILING, False)
 
 
-@launched
+@tiles.launched
 def scale_kernel(
-    gradient, inners, upstream, rest, offsets, flags, scaled,
-    tokens: tl.int64, sequences: tl.int64, width: tl.int64, tiles: tl.int64, tile_bits: tl.int32, steps: tl.int32,
+    p_gradient, p_inners, p_upstream, p_rest, p_offsets, p_flags, p_scaled,
+    tokens: tl.int64, sequences: tl.int64, width: tl.int64, row_tiles: tl.int64, tile_bits: tl.int32,
+    search_steps: tl.int32,
     PLAN: tl.constexpr, TILING: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Scale the gradient in backward by the upstream gradient over `rest`, and by `inners` if given."""
-    extents = Extents(tokens, sequences, width, tiles, tile_bits)
-    factor = (tl.load(upstream).to(tl.float64) / tl.load(rest)).to(gradient.dtype.element_ty)
-    tile = tile_of_program(offsets, extents, PLAN, TILING)
-    span = first_span(offsets, tile, extents, steps, PLAN)
+    """Scale the gradient in backward by the upstream gradient over `p_rest`, and by `p_inners` if given."""
+    extents = Extents(tokens, sequences, width, row_tiles, tile_bits)
+    factor = (tl.load(p_upstream).to(tl.float64) / tl.load(p_rest)).to(p_gradient.dtype.element_ty)
+    tile = tiles.tile_of_program(p_offsets, extents, PLAN, TILING)
+    span = tiles.first_span(p_offsets, tile, extents, search_steps, PLAN)
     length = tile.length
     if PLAN.in_place and not PLAN.averages:
         # Nothing is to be done where the gradient is final as it was written.
         length = tl.where(factor == 1.0, 0, length)
     for first in range(0, length, TILING.step):
-        walk = Walk(tile, span, first, offsets, extents)
+        walk = Walk(tile, span, first, p_offsets, extents)
         if PLAN.flagged:
-            if tl.load(flags + place_of_step(tile, first, TILING)) != 0:
-                scale_step(gradient, scaled, either(inners, gradient), factor, walk, PLAN, TILING)
+            if tl.load(p_flags + place_of_step(tile, first, TILING)) != 0:
+                scale_step(p_gradient, p_scaled, either(p_inners, p_gradient), factor, walk, PLAN, TILING)
             elif not PLAN.in_place:
-                nothing_there = tl.zeros(places_of(first, TILING).shape, gradient.dtype.element_ty)
-                store_step(contiguous(scaled, extents), nothing_there, tile, first, PLAN, TILING, False)
+                b_nothing = tl.zeros(places_of(first, TILING).shape, p_gradient.dtype.element_ty)
+                store_step(contiguous(p_scaled, extents), b_nothing, tile, first, PLAN, TILING, False)
         else:
-            scale_step(gradient, scaled, either(inners, gradient), factor, walk, PLAN, TILING)
+            scale_step(p_gradient, p_scaled, either(p_inners, p_gradient), factor, walk, PLAN, TILING)
         if PLAN.averages and PLAN.packed:
-            while ends_by(span, first, TILING):
-                span = next_span(span, offsets, tile, extents, PLAN)
+            while tiles.ends_by(span, first, TILING):
+                span = tiles.next_span(span, p_offsets, tile, extents, PLAN)

@@ -15,12 +15,12 @@ from torch import Tensor
 from ...specs.caches import cached
 from ...specs.operands import NO_STEP, InStep, LossOperands, LossResult, ScaleOperands
 from ...specs.terms import Objective
-from ..accumulators import kept_of
 from ..by_turns import by_turns
 from ..correct.plan import Plan
 from ..grid import SEQUENCE_THREADS, Grid, current, grid_for, of_units, over_tokens
 from ..launches import Launch, Operation, Site, Table, dtypes_of, tables_of_partials
 from ..partials import groups
+from ..sums import kept_of
 from ..uploads import upload_of
 from .gradient import gradient_kernel, scale_kernel
 from .plan import LossPlan, Scaling, numbers_of, plans_of

@@ -10,8 +10,8 @@ from ...metrics.loss import OF_SEQUENCES, max_names, sum_names
 from ...specs.caches import cached
 from ...specs.statistics import float32_at_least, float32_at_most, log_of
 from ...specs.terms import Objective
-from ..accumulators import Tables
 from ..correct.plan import Plan
+from ..tables import Tables
 
 
 @dataclass(frozen=True, kw_only=True)

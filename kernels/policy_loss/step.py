@@ -18,7 +18,6 @@ from ...specs.caches import cached
 from ...specs.correction import Spec
 from ...specs.operands import CorrectOperands, InStep, LossOperands, LossResult
 from ...specs.terms import Objective
-from ..accumulators import RECORDED
 from ..correct.launch import prepare as prepare_correction
 from ..correct.launch import tables_of
 from ..correct.plan import Plan, pairs_of
@@ -27,6 +26,7 @@ from ..correct.planner import plan_of
 from ..grid import SEQUENCE_THREADS, Grid, current, grid_for, over_tokens
 from ..launches import Launch, Operation, Site, dtypes_of
 from ..partials import groups
+from ..tables import RECORDED
 from ..uploads import Upload, upload_of
 from .close import close_kernel
 from .gradient import gradient_kernel

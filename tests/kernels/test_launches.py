@@ -130,10 +130,10 @@ def test_hooks_of_a_kernel_are_called_before_its_launches():
     with dispatched() as driver:
         launch = one_launch()
         launch.run()
-        launch.kernel.add_pre_run_hook(lambda *args, **named: called.append(named["train_logp"]))
+        launch.kernel.add_pre_run_hook(lambda *args, **named: called.append(named["p_train_logp"]))
         launch.run()
         launch.run()
-        assert [x.data_ptr() for x in called] == 2 * [launch.arguments["train_logp"].data_ptr()]
+        assert [x.data_ptr() for x in called] == 2 * [launch.arguments["p_train_logp"].data_ptr()]
         launch.kernel.pre_run_hooks.clear()
         launch.run()
         assert len(called) == 2 and len(driver.launched) == 5

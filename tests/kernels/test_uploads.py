@@ -103,7 +103,7 @@ def test_every_call_asks_for_its_numbers(quick_interpreter, monkeypatch):
         found = rc.correct(train[None], rollout[None], spec=rc.Spec(rc.Weight.token(upper=3.0)), backend="triton")
         rc.policy_loss(train[None], found.weights, old_logp=rollout[None], backend="triton")
     assert len(given) == 4
-    taken = {launch.arguments["numbers"].data_ptr() for launch in launched if "numbers" in launch.arguments}
+    taken = {launch.arguments["p_numbers"].data_ptr() for launch in launched if "p_numbers" in launch.arguments}
     assert taken == {x.data_ptr() for x in given}
 
 

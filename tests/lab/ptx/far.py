@@ -50,7 +50,7 @@ def run_beyond_32_bits(seed: int = 0) -> None:
     exact = (train[-many:].double() - rollout[-many:].double()).exp().clamp(0.9, 1.1)
     assert_near(found.weights[-many:].double(), exact, torch.float32, size=0.0)
     # The last owner, behind the last sequence, has the last slot, and the last sequence the one before.
-    counts = read.arguments["counts"][0]
+    counts = read.arguments["p_counts"][0]
     assert counts[-2].item() == min(700, tokens % tile)
 
 
