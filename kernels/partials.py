@@ -12,8 +12,7 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
-from .sums import kept_of
-from .tables import Tables, at, has, size
+from .tables import Tables, at, has, kept_of, size
 from .tokens import key_of, of_key, over_lanes
 
 # ROWS: rows that the last program adds up at a time. GROUP: columns, LANES: token programs, that a part adds up at a

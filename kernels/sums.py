@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .tables import Tables, has, named, size
+from .tables import Tables, has, kept_of, named, size
 from .tiles import Extents, Span, places_of
 from .tokens import GRID_OF_D, GRID_OF_FRACTION, LARGEST_D, LARGEST_STATISTIC, is_finite, key_of, of_key, over_lanes
 
@@ -26,12 +26,6 @@ SQUARED = ("p2", "q2", "pq")
 def first_of(plan: Tables, table: str) -> int:
     """Find the accumulator of a table's first column; anything for a table without columns."""
     return next((place for place, (kept, _) in enumerate(plan.recorded) if kept == table), -1)
-
-
-@triton.constexpr_function
-def kept_of(plan: Tables, table: str) -> int:
-    """Count the columns of a table that have accumulators."""
-    return sum(kept == table for kept, _ in plan.recorded)
 
 
 @triton.constexpr_function

@@ -93,6 +93,12 @@ def size(plan: Any, table: str) -> int:
 
 
 @triton.constexpr_function
+def kept_of(plan: Tables, table: str) -> int:
+    """Count the columns of a table that have accumulators."""
+    return sum(kept == table for kept, _ in plan.recorded)
+
+
+@triton.constexpr_function
 def named(prefix: object, name: str) -> str:
     """Name a column that belongs to a criterion or to another column."""
     return f"{prefix}/{name}"

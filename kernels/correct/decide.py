@@ -32,8 +32,7 @@ import triton.language as tl
 from .. import gather, partials, tiles
 from ..gather import Units, UnitTotals, integer
 from ..partials import Partials, add, entry
-from ..sums import kept_of
-from ..tables import at, named, number, of_pair, real, size, thresholds
+from ..tables import at, kept_of, named, number, of_pair, real, size, thresholds
 from ..tiles import Extents, edge, either
 from ..tokens import exponential, limited
 from . import measures

@@ -20,8 +20,7 @@ from ..gather import gather_kernel
 from ..grid import SEQUENCE_THREADS, Grid, current, grid_for, of_units, over_tokens, over_units
 from ..launches import Launch, Operation, Site, Table, dtypes_of, tables_of_partials
 from ..partials import groups
-from ..sums import kept_of
-from ..tables import Tables
+from ..tables import Tables, kept_of
 from ..uploads import upload_of
 from .apply import apply_kernel
 from .decide import decide_kernel

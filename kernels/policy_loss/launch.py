@@ -20,7 +20,7 @@ from ..correct.plan import Plan
 from ..grid import SEQUENCE_THREADS, Grid, current, grid_for, of_units, over_tokens
 from ..launches import Launch, Operation, Site, Table, dtypes_of, tables_of_partials
 from ..partials import groups
-from ..sums import kept_of
+from ..tables import kept_of
 from ..uploads import upload_of
 from .gradient import gradient_kernel, scale_kernel
 from .plan import LossPlan, Scaling, numbers_of, plans_of
