@@ -16,8 +16,6 @@ from builders.calls import bundled_loss
 from builders.kernel_cases import INTERPRETED
 from builders.loss_cases import COUNTED, MEANS
 from builders.rounding import near
-from builders.split_cases import Rank, picked, tokens_of
-from builders.threaded_ranks import Ranks
 from oracles.entropy_bonus import bonus
 from rollout_corr.specs.choices import REDUCTIONS
 
@@ -189,36 +187,6 @@ def test_both_gradients_at_once_and_by_finite_differences():
     assert (other.grad != 0).equal(mask != 0)
     with torch.no_grad():
         assert value(one, other).item() == value(new, entropy).item()
-
-
-def test_sequences_on_several_ranks():
-    sequences = with_entropy(12, advantages="sequence")
-    group, ranks = Ranks(3), 3
-    arguments = {"mean": rc.Mean("sequence"), "entropy_bonus": rc.EntropyBonus(0.2)}
-
-    def run(laid, **more):
-        advantages = laid.advantages if laid.train.dim() == 2 or not more else laid.advantages[:, None]
-        entropy = laid.external["entropy"].clone().requires_grad_()
-        out = rc.policy_loss(
-            laid.train, advantages, **bundled_loss(entropy=entropy, **loss_arguments(laid), **arguments, **more)
-        )
-        out.value.backward()
-        return out.value.item(), laid.read(entropy.grad), out.statistics
-
-    whole = run(lay_out(sequences, "packed"))
-
-    def of_rank(rank):
-        laid = lay_out(picked(sequences, tokens_of(sequences, "contiguous", ranks, rank)), "packed")
-        return run(laid, sequence_group=Rank(rank=rank, ranks=ranks))
-
-    parts = group.run(of_rank)
-    assert sum(part[0] for part in parts) == near(whole[0])
-    for rank, part in enumerate(parts):
-        held = tokens_of(sequences, "contiguous", ranks, rank)
-        for row, wanted, places in zip(part[1], whole[1], held, strict=True):
-            assert row == near([wanted[t] for t in places], size=0.0)
-    merged = rc.Statistics.sum(part[2] for part in parts).metrics()
-    assert merged == near(whole[2].metrics())
 
 
 def test_a_scale_multiplies_the_bonus_too():

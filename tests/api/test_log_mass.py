@@ -14,8 +14,6 @@ from builders.calls import bundled, bundled_loss
 from builders.kernel_cases import INTERPRETED
 from builders.kernel_cases import check as check_kernels
 from builders.rounding import assert_near, near
-from builders.same_bits import assert_same_results, outcome
-from builders.split_cases import lockstep
 
 pytestmark = INTERPRETED
 
@@ -55,15 +53,6 @@ def test_its_dtype_does_not_decide_which_computes(dtype):
     laid = lay_out(random_sequences(1, renormalized="rollout"), "packed", torch.float32)
     laid.log_mass = laid.log_mass.to(dtype)
     assert laid.correct(SPECS["token"]).weights.dtype == torch.float32
-
-
-@pytest.mark.parametrize(("backend", "side"), [("torch", "train"), ("triton", "rollout")])
-def test_sequences_split_over_ranks(side, backend, device):
-    batch = random_sequences(4, renormalized=side)
-    spec = rc.Spec(W.product(upper=2.0), (C("ratio", over="sequence", reduce="mean", lower=0.9, upper=1.2),))
-    laid = lay_out(batch, "packed", torch.float32).to(device)
-    whole = outcome(laid, laid.correct(spec, backend=backend))
-    assert_same_results(lockstep(batch, spec, "zigzag", 2, torch.float32, backend=backend, device=device), whole)
 
 
 def test_a_loss_without_rollout_logp_has_no_use_for_it():

@@ -30,11 +30,11 @@ from rollout_corr.specs.terms import Objective
 # --- drawing ---
 
 
-def correction(seed: str, units=UNITS) -> Call:
+def correction(seed: str, units=UNITS, rules: bool = False, **of_batch: Any) -> Call:
     """Draw a correction whose turns are offsets, and whose padding is masked: it would count as tokens."""
     rng = random.Random(seed)
     while True:
-        call = correct_call(rng, random_spec(rng, units, rules=False))
+        call = correct_call(rng, random_spec(rng, units, rules), **of_batch)
         batch, laid = call.drawn.batch, call.drawn.laid
         turns = batch.get("turns", laid.turn_offsets())
         offsets = isinstance(turns, Tensor) and not turns.is_nested and turns.equal(laid.turn_offsets())
@@ -127,9 +127,8 @@ class Told:
         return [of(**fields, renormalized=side, **others) for fields in named]
 
 
-def judge_correction(call: Call, out: rc.Correction) -> None:
-    """Compare a correction with the oracle."""
-    told, spec = Told(call), call.spec
+def sequences_of_correction(call: Call, told: Told) -> list:
+    """The sequences of a correction as its oracle takes them."""
     versions, made = told.batch.get("versions"), call.drawn
     parts = {
         "train": told.rows("train", made.dtypes[0]),
@@ -138,10 +137,23 @@ def judge_correction(call: Call, out: rc.Correction) -> None:
         "turns": told.tokens.turns,
     }
     sequences = told.sequences(oracle.Sequence, parts, current_version=CURRENT_VERSION)
-    entropy = told.rows("entropy", made.dtypes[0] if spec.reads_entropy else made.computes)
+    entropy = told.rows("entropy", made.dtypes[0] if call.spec.reads_entropy else made.computes)
     for q, *columns in zip(sequences, told.rows("surprise", made.computes), entropy, strict=True):
         q.external = dict(zip(("surprise", "entropy"), columns, strict=True))
-    wanted = oracle.correct(sequences, spec, told.groups)
+    return sequences
+
+
+def judge_correction(call: Call, out: rc.Correction) -> None:
+    """Compare a correction with the oracle."""
+    told = Told(call)
+    compare_correction(
+        call.spec, told, out, oracle.correct(sequences_of_correction(call, told), call.spec, told.groups)
+    )
+
+
+def compare_correction(spec: rc.Spec, told: Told, out: rc.Correction, wanted: oracle.Answer) -> None:
+    """Compare a correction with an answer of the oracle to a Spec whose bounds are numbers."""
+    made = told.drawn
     mask = valid = told.batch.get("mask")
     if mask is None:
         valid = made.laid.tensor([1.0] * len(told.tokens.valid), torch.bool, 1.0)

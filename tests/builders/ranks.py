@@ -9,11 +9,8 @@ import torch
 import torch.distributed as dist
 
 import rollout_corr as rc
-from builders.batches import lay_out, random_sequences
+from builders import parts
 from builders.calls import bundled
-from builders.loss_cases import LaidLoss
-from builders.same_bits import outcome
-from builders.split_cases import SPECS, cases, loss_cases, picked, tokens_of
 from rollout_corr.testing import ExampleBatch, example_batch
 
 NORMALIZED = rc.Spec(
@@ -52,39 +49,25 @@ def example() -> ExampleBatch:
     return example_batch(sequences=30, median_length=40)
 
 
-# Some of the cases of test_split.py, with every way of splitting.
-CASES = list(cases(every=5))
-LOSS_CASES = list(loss_cases(every=4))
+RANKS = 2
+CORRECTIONS = [parts.correction(f"processes {i}", ("sequence", "batch")[i % 3 == 2], count=RANKS) for i in range(9)]
+LOSSES = [parts.loss(f"processes {name}", name, RANKS) for name in ("PPO", "GSPO", "GMPO", "AveragePPO", "SAPO")]
 
 
 # --- what is looked at ---
 
 
-def split_batches(rank, ranks):
-    """Every case on this rank: what it gave, and how many collectives it took."""
-    found = []
-    for _, batch, spec, way, layout, dtype in CASES:
-        laid = lay_out(picked(batch, tokens_of(batch, way, ranks, rank)), layout, dtype, seed=rank)
-        with counted() as calls:
-            out = laid.correct(spec, sequence_group=dist.group.WORLD)
-        found.append((outcome(laid, out), len(calls)))
-    return found
+def made(together, rank):
+    """The call of a rank in the group of all."""
+    return together.call(rank, dist.group.WORLD)
 
 
-def outcome_of_loss(laid, out):
-    """Value, gradient and mask per sequence, and the statistics."""
-    return out.value.item(), laid.gradient(out.value)[0], laid.laid.read(out.mask), out.statistics
+def corrections(rank, ranks):
+    return [parts.corrected(made(together, rank)) for together in CORRECTIONS]
 
 
-def split_losses(rank, ranks):
-    """Every case on this rank: what it gave, and how many collectives it took."""
-    found = []
-    for _, batch, options, way, layout, dtype in LOSS_CASES:
-        laid = LaidLoss(picked(batch, tokens_of(batch, way, ranks, rank)), layout, dtype, seed=rank)
-        with counted() as calls:
-            out = laid(**options, sequence_group=dist.group.WORLD)
-        found.append((outcome_of_loss(laid, out), len(calls)))
-    return found
+def losses(rank, ranks):
+    return [parts.lost(made(together, rank)) for together in LOSSES]
 
 
 def uneven_shares(rank, ranks):
@@ -108,27 +91,30 @@ def micro_batches(rank, ranks):
 
 def asynchronous(rank, ranks):
     """Compare `correct_async` with `correct`, and count the all-reduces before the result was asked for."""
-    batch = random_sequences(5, (9, 4))
-    laid = lay_out(picked(batch, tokens_of(batch, "zigzag", ranks, rank)), "packed", torch.float32)
-    spec = SPECS["geometric and veto"]
+    logp, batch = (
+        -torch.rand(8),
+        rc.Batch(cu_seqlens=torch.tensor([0, 5, 8]), ranks=rc.Ranks(sequence=dist.group.WORLD)),
+    )
+    given = logp, logp.flip(0), batch
     with counted() as calls:
-        pending = laid.correct(spec, sequence_group=dist.group.WORLD, call=rc.correct_async)
+        pending = rc.correct_async(*given, spec=rc.Spec(rc.Weight.geometric(upper=2.0)))
         before = len(calls)
         out = pending.result()
     done = pending.done() and pending.result() is out
-    at_once = laid.correct(spec, sequence_group=dist.group.WORLD)
+    at_once = rc.correct(*given, spec=rc.Spec(rc.Weight.geometric(upper=2.0)))
     return before, len(calls), done, torch.equal(out.weights, at_once.weights)
 
 
 def both_groups(rank, ranks):
     """Each rank has half of the sequences, in a sequence group of its own, and a mean over all of them."""
     alone = [dist.new_group([one]) for one in range(ranks)]
-    laid = lay_out(random_sequences(9, (9, 4, 6, 5))[2 * rank : 2 * rank + 2], "packed", torch.float32)
-    out = laid.correct(SPECS["token"], sequence_group=alone[rank], batch_group=dist.group.WORLD)
-    return laid.read(out.weights), out.statistics.all_reduce()
+    logp = torch.linspace(-2.0, -0.1, 24).view(4, 6)[2 * rank : 2 * rank + 2]
+    batch = rc.Batch(ranks=rc.Ranks(sequence=alone[rank], batch=dist.group.WORLD))
+    out = rc.correct(logp, logp.flip(1), batch, spec=NORMALIZED)
+    return out.weights, out.statistics.all_reduce().metrics()
 
 
 def work(rank: int, ranks: int) -> dict[str, object]:
     """One rank, everything that is looked at."""
-    looks = split_batches, split_losses, uneven_shares, micro_batches, asynchronous, both_groups
+    looks = corrections, losses, uneven_shares, micro_batches, asynchronous, both_groups
     return {look.__name__: look(rank, ranks) for look in looks}

@@ -18,8 +18,7 @@ from builders.calls import bundled_loss
 from builders.launches import Reads
 from builders.loss_cases import LOOKING, LaidLoss, check, compare, looked_at, mean_of, only, run_as
 from builders.rounding import GRID, assert_near, is_near, near
-from builders.split_cases import Rank
-from builders.threaded_ranks import Ranks
+from builders.threaded_ranks import Rank, Ranks
 from oracles import batch_losses as oracle
 from oracles.loss_terms import valid
 from rollout_corr.backends import sees_batch, sequence_groups

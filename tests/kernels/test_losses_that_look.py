@@ -14,8 +14,7 @@ from builders.kernel_cases import FEW, shaped
 from builders.loss_cases import OF_BATCH, LaidLoss, only, random_batch
 from builders.loss_kernel_cases import assert_as_plain_torch, fenced_loss
 from builders.rounding import is_near, near
-from builders.split_cases import Rank
-from builders.threaded_ranks import Ranks
+from builders.threaded_ranks import Rank, Ranks
 from oracles import batch_losses as oracle
 from rollout_corr.backends.loss_task import beyond_kernels
 from rollout_corr.kernels.launches import Launch
