@@ -87,11 +87,11 @@ named_recipe("molt.cispo", Named(_cispo, eps_clip_low_high=(0.2, 1.2)), DECOUPLE
 # --- the flags ---
 
 
-def _pair(name: str, value: object) -> Sequence[object]:
+def _pair(name: str, value: object) -> tuple[float, float]:
     if not isinstance(value, Sequence) or len(value) != 2:
         got = list(value) if isinstance(value, tuple) else value
         raise refused(name, f"expected LOW HIGH, got {got!r}")
-    return value
+    return number(name, value[0]), number(name, value[1])
 
 
 IS: dict[str, Any] = {

@@ -74,6 +74,9 @@ def test_specs_and_explain(capsys, monkeypatch):
         "  takes: null or a number",
         "  sets: weight.upper, criteria.upper",
     ]
+    # By the place in a configuration too, whose blocks the table does not name.
+    assert main(["explain", "axolotl.trl.vllm_importance_sampling_cap"]) == 0
+    assert capsys.readouterr().out.startswith("axolotl: vllm_importance_sampling_cap\n  default: 3.0\n")
     for wrong, why in (("uper=3.0", "did you mean upper=?"), ("3.0", "expected a setting NAME=VALUE, got '3.0'")):
         assert main(["explain", "verl.decoupled_token_is", wrong]) == 2
         assert why in capsys.readouterr().err

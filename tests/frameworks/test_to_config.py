@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import re
@@ -16,7 +17,9 @@ from hypothesis import strategies as st
 import rollout_corr as rc
 from builders.strategies import specs
 from frameworks.test_read import READ, cases
+from rollout_corr.frameworks.shared import writing
 from rollout_corr.frameworks.shared.lookup import readable
+from rollout_corr.frameworks.shared.nearest import nearest
 from rollout_corr.specs.choices import WHEN
 from rollout_corr.specs.correction import Criterion, Spec, Weight
 
@@ -224,6 +227,16 @@ REFUSED = [
     # A statistic, a level, and two settings that exclude each other.
     ("trl", NAMED["verl.decoupled_seq_is_rs"], r'criteria\[0\]=Criterion\("k1", [^()]*\) has no setting;'),
     ("areal", NAMED["roll.segment"], r"weight=Weight\.[^()]*\([^()]*\) has no setting;"),
+    # A flag is no null.
+    *(
+        (flags, Spec(Weight.token(lower=0.5)), r"weight\.upper=None has no setting, there it is 2\.0$")
+        for flags in ("slime", "miles")
+    ),
+    (
+        "molt",
+        replace(NAMED["molt.token"], weight=Weight.token(lower=0.5, token_clamp=30.0), criteria=(), rejected="mask"),
+        r"weight\.upper=None has no setting",
+    ),
     ("slime", replace(OPSM, weight=TIS), r'criteria\[0\]\.of="new/rollout" has no setting, there it is "new/old"$'),
     ("slime", NAMED["swift.opsm"], r"weight\.token_clamp=20\.0 has no setting; criteria\[0\]=Criterion\("),
     # Another ratio is one difference, whatever its fields say.
@@ -246,6 +259,20 @@ def test_a_framework_without_a_configuration_is_refused_with_the_others():
         Spec().to_config("megatron")
     with pytest.raises(TypeError, match=r"^to_config\('trl'\): .*k1_bounds"):
         Spec().to_config("trl", k1_bounds="ratio")
+
+
+def test_a_spec_in_the_manner_of_a_framework_costs_few_readings(monkeypatch):
+    """Settings without a part of the Spec are read once in all, for the reason of a refusal."""
+    veto = Criterion("ratio", "sequence", "min", lower=1e-4)
+    suggested = Spec(criteria=(Criterion("ratio", "sequence", "mean", lower=0.99, upper=1.01), veto))
+    read, readings = writing._read, []
+    monkeypatch.setattr(writing, "_read", lambda *given: readings.append(given) or read(*given))
+    for framework in ("areal", "open_instruct", "skyrl", "trl"):
+        for _ in range(2):  # its table is read once in a process
+            readings.clear()
+            with contextlib.suppress(ValueError):
+                nearest(suggested, framework)
+        assert len(readings) <= 3, framework
 
 
 def test_thresholds_are_numbers_that_yaml_reads():

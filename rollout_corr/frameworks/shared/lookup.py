@@ -99,7 +99,11 @@ def readable(function: str = "read") -> list[str]:
 def is_readable(framework: str, function: str = "read") -> bool:
     """Return whether one framework has it; no other is imported."""
     names = ("write", "WRITTEN") if function == "write" else (function,)
-    return framework in _modules() and any(hasattr(part(framework), name) for name in names)
+    try:
+        module = part(framework)
+    except LookupError:
+        return False
+    return any(hasattr(module, name) for name in names)
 
 
 # --- the two lookups ---

@@ -15,9 +15,12 @@ from decimal import ROUND_CEILING, ROUND_FLOOR, Context
 from itertools import product
 from typing import Any, NamedTuple, TypeVar
 
+from ...specs.caches import cached
+from ...specs.choices import Nonfinite, Rejected, SumsOver
 from ...specs.correction import Criterion, Spec, Weight
 from . import lookup
-from .writing import written
+from .preset import registered
+from .writing import can_say, written
 
 Part = TypeVar("Part", Weight, Criterion)
 
@@ -37,14 +40,14 @@ def nearest(spec: Spec, framework: str) -> Said:
     criterion of tokens that rejects their sequence too. Bounds of ratios are rounded outward: nothing more is rejected.
     What the framework cannot say is a ValueError, which names the first such field.
     """
-    refused: ValueError | None = None
-    for variant in dict.fromkeys((_with_short_bounds(spec), *_in_its_manner(spec, framework))):
-        try:
-            return Said(variant, written(variant, framework, {}))
-        except ValueError as error:
-            refused = refused or error
-    assert refused is not None
-    raise ValueError(_reason(refused, framework)) from refused
+    short = _with_short_bounds(spec)
+    for variant in dict.fromkeys((short, *_in_its_manner(spec, framework))):
+        if (config := can_say(variant, framework)) is not None:
+            return Said(variant, config)
+    try:
+        return Said(short, written(short, framework, {}))
+    except ValueError as error:
+        raise ValueError(_reason(error, framework)) from error
 
 
 def _with_short_bounds(spec: Spec) -> Spec:
@@ -81,21 +84,36 @@ def _reason(error: ValueError, framework: str) -> str:
     return str(error).removeprefix(f"to_config({framework!r}): ").partition("; ")[0]
 
 
-def _in_its_manner(spec: Spec, framework: str) -> Iterator[Spec]:
-    """Give a Spec every manner that a framework's presets have."""
+class Manners(NamedTuple):
+    """What a framework's presets have: whether they test k1, their clamps of tokens, and fields of the Spec."""
+
+    tests_k1: bool
+    clamps: tuple[tuple[float | None, float | None], ...]  # of the weight, and of the criteria
+    fields: tuple[tuple[Nonfinite, float, Rejected, SumsOver], ...]
+
+
+@cached(maxsize=None)
+def _manners(framework: str) -> Manners:
+    """The manners of a framework's presets."""
     lookup.part(framework)
-    short = _with_short_bounds(spec)
-    own = [lookup.named(name) for name in lookup.spec_names() if name.startswith(f"{framework}.")]
-    tests_k1 = any(criterion.stat == "k1" for each in own for criterion in each.criteria)
+    own = [found.build() for found in sorted(registered(framework), key=lambda found: found.name)]
     clamps: dict[tuple[float | None, float | None], None] = {(None, None): None}
     for each in own:
         of_weight = None if each.weight is None else each.weight.token_clamp
         clamps |= dict.fromkeys((of_weight, clamp) for clamp in [c.token_clamp for c in each.criteria] or [None])
-    manners = dict.fromkeys((each.nonfinite, each.clamp, each.rejected, each.sums_over) for each in own)
+    fields = dict.fromkeys((each.nonfinite, each.clamp, each.rejected, each.sums_over) for each in own)
+    return Manners(any(c.stat == "k1" for each in own for c in each.criteria), tuple(clamps), tuple(fields))
+
+
+def _in_its_manner(spec: Spec, framework: str) -> Iterator[Spec]:
+    """Give a Spec every manner that a framework's presets have."""
+    short, manners = _with_short_bounds(spec), _manners(framework)
     for said in dict.fromkeys((spec.criteria, tuple(_as_outlier(each) for each in spec.criteria))):
         whole = all(each.over != "token" or each.drop == "sequence" for each in said)
-        shortened = [_with_short(_as_k1(each) if tests_k1 else each) for each in said]
-        for (nonfinite, clamp, rejected, sums_over), (of_weight, of_criteria) in product(manners, clamps):
+        shortened = [_with_short(_as_k1(each) if manners.tests_k1 else each) for each in said]
+        for (nonfinite, clamp, rejected, sums_over), (of_weight, of_criteria) in product(
+            manners.fields, manners.clamps
+        ):
             yield replace(
                 spec,
                 nonfinite=nonfinite,

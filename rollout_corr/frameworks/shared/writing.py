@@ -47,12 +47,7 @@ def written(spec: Spec, framework: str, options: dict[str, Any]) -> dict[str, An
                 raise ValueError(_cannot(framework, [f"{path}.{side}={rule!r}, decided by the batch, has no setting"]))
     unsaid: list[str] = []
     for nearest in _configurations(spec, framework, options):
-        for config in nearest:
-            try:
-                found = differences(spec, _read(framework, config, options))
-            except (TypeError, ValueError):
-                # It refuses settings that nobody wrote by hand: a message about them would say nothing of the Spec.
-                continue
+        for config, found in _compared(spec, framework, nearest, options):
             if not found:
                 return config
             unsaid = found if not unsaid or len(found) < len(unsaid) else unsaid
@@ -63,7 +58,31 @@ def written(spec: Spec, framework: str, options: dict[str, Any]) -> dict[str, An
     raise ValueError(_cannot(framework, unsaid or [f"{said} {none}"]))
 
 
+def can_say(spec: Spec, framework: str) -> dict[str, Any] | None:
+    """Return what `written` does, or None; only settings with all parts of the Spec are tried."""
+    if not hasattr(lookup.part(framework), "WRITTEN"):
+        with suppress(ValueError):
+            return written(spec, framework, {})
+        return None
+    same = _templates(framework).get(frozenset(_kinds(spec).items()), ())
+    configs = (config for each in same for config in each.says(spec))
+    return next((config for config, found in _compared(spec, framework, configs, {}) if not found), None)
+
+
 # --- the settings that mean a Spec ---
+
+
+def _compared(
+    spec: Spec, framework: str, configs: Iterable[dict[str, Any]], options: dict[str, Any]
+) -> Iterator[tuple[dict[str, Any], list[str]]]:
+    """Read each configuration, and say in what it differs from a Spec."""
+    for config in configs:
+        try:
+            read = _read(framework, config, options)
+        except (TypeError, ValueError):
+            # It refuses settings that nobody wrote by hand: a message about them would say nothing of the Spec.
+            continue
+        yield config, differences(spec, read)
 
 
 def _read(framework: str, config: Mapping[str, Any], options: dict[str, Any]) -> Spec:
@@ -87,8 +106,9 @@ def _configurations(spec: Spec, framework: str, options: dict[str, Any]) -> Iter
         raise TypeError(f"to_config({framework!r}): got an unexpected option {next(iter(options))!r}")
     kinds = _kinds(spec)
     far: dict[int, list[Template]] = {}
-    for each in _templates(framework):
-        far.setdefault(((kinds - each.kinds) + (each.kinds - kinds)).total(), []).append(each)
+    for has, templates in _templates(framework).items():
+        other = Counter(dict(has))
+        far.setdefault(((kinds - other) + (other - kinds)).total(), []).extend(templates)
     for _, alike in sorted(far.items()):
         yield (config for template in alike for config in template.says(spec))
 
@@ -114,7 +134,6 @@ class Template(NamedTuple):
     spec: Spec
     bounds: tuple[tuple[Place, Callable[[float], float]] | None, ...]  # for each mark, with what it is of that bound
     nulls: tuple[bool, ...]  # for each mark, whether its setting is null by default
-    kinds: Counter[object]  # of the Spec
 
     def says(self, spec: Spec) -> Iterator[dict[str, Any]]:
         """Give the settings the numbers of a Spec; an open side is null or 0, or else it is left to its default.
@@ -165,9 +184,9 @@ def _marks(config: Any, name: str = "") -> Iterator[tuple[str, Mark]]:
 
 
 @cached(maxsize=None)
-def _templates(framework: str) -> tuple[Template, ...]:
-    """All settings that a framework's table has, and what they are read as; the framework may refuse some together."""
-    module, made = lookup.part(framework), []
+def _templates(framework: str) -> dict[frozenset[tuple[object, int]], list[Template]]:
+    """All settings that a framework's table has, by the parts that they are read as; it may refuse some together."""
+    module, made = lookup.part(framework), dict[frozenset[tuple[object, int]], list[Template]]()
     kinds = ([one for each in alternatives for one in _each(each)] for alternatives in module.WRITTEN)
     null = [f".{key}" for key, row in rows_in(module.settings({}).rows) if row[0] is None]
     for chosen in product(*kinds):
@@ -184,8 +203,9 @@ def _templates(framework: str) -> tuple[Template, ...]:
             for trial in trials
         )
         nulls = [any(key.endswith(f".{name}") for key in null) for name, _ in marks]
-        made.append(Template(config, spec, tuple(set_by), tuple(nulls), _kinds(spec)))
-    return tuple(made)
+        template = Template(config, spec, tuple(set_by), tuple(nulls))
+        made.setdefault(frozenset(_kinds(spec).items()), []).append(template)
+    return made
 
 
 def _kinds(spec: Spec) -> Counter[object]:
@@ -230,7 +250,9 @@ def explained(name: str) -> str:
         return ""
     module = lookup.part(framework)
     every = dict(rows_in(module.settings({}).rows))
-    key = next((key for key in every if f".{key}".endswith(f".{setting}")), None)
+    # By its last name, or with blocks around it that the table does not name.
+    ends = ((key, *pair) for key in every for pair in ((key, setting), (setting, key)))
+    key = next((key for key, long, short in ends if f".{long}".endswith(f".{short}")), None)
     if key is None:
         return ""
     default, kind, alone = every[key]
@@ -242,9 +264,10 @@ def explained(name: str) -> str:
         with suppress(TypeError, ValueError):
             wanted = f"null or {wanted.removeprefix('null or ')}" if kind(key, None) is None and not alone else wanted
         lines.append(f"  takes: {'the default alone: ' * alone}{wanted}")
-    templates = _templates(framework) if hasattr(module, "WRITTEN") else ()
+    of_parts = _templates(framework).values() if hasattr(module, "WRITTEN") else ()
     sets = dict.fromkeys(
         f"{'weight' if place == -1 else 'criteria'}.{side}"
+        for templates in of_parts
         for template in templates
         for (own, _), bound in zip(_marks(template.config), template.bounds, strict=True)
         if bound is not None and f".{key}".endswith(f".{own}")
@@ -311,6 +334,7 @@ def _same(ours: object, its: object) -> bool:
     return ours == its
 
 
+@cached(maxsize=64)
 def _plain(spec: Spec) -> Spec:
     """Return a Spec without what no weight and no mask depends on."""
     weight = spec.weight

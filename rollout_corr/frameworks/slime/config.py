@@ -112,8 +112,9 @@ FLAGS: dict[str, Any] = CLIP | {
     "loss_type": only("policy_loss", "expected 'policy_loss'"),
     "advantage_estimator": "grpo",
     "use_tis": False,
-    "tis_clip": maybe(2.0),
-    "tis_clip_low": maybe(0.0),
+    # Numbers: no flag is null.
+    "tis_clip": 2.0,
+    "tis_clip_low": 0.0,
     "custom_tis_function_path": unchecked(None),
     "custom_pg_loss_reducer_function_path": only(None, "a function of its own cannot be read"),
     "get_mismatch_metrics": False,
