@@ -13,8 +13,8 @@ from types import ModuleType
 
 import pytest
 
-from builders import coverage_page
 from conformance import campaign, verl_07
+from rollout_corr.frameworks.shared import lookup
 
 pytestmark = pytest.mark.peers
 
@@ -81,25 +81,20 @@ def test_the_trainers_of_verl_call_what_is_replaced(source):
     assert not v1.exists() or any(v1 in path.parents for path in callers)
 
 
-# The class of the configuration, and the files in which metrics are named, as a pattern finds them.
-LISTS = {
-    "verl": ("verl/trainer/config/algorithm.py", "RolloutCorrectionConfig", "docs/algo/rollout_corr.md",
-             r"- \*\*`(\w+)`"),
-    "xtuner": ("xtuner/v1/rl/rollout_is.py", "RolloutImportanceSampling", "xtuner/v1/rl/rollout_is.py",
-               r'metrics\["(\w+)"\]'),
-    "skyrl": ("skyrl/train/config/config.py", "OffPolicyCorrectionConfig",
-              "skyrl/backends/skyrl_train/utils/off_policy_correction_utils.py", r'metrics(?: = {\s+|\[)"(\w+)"'),
-}  # fmt: skip
+# The class of the configuration of the correction.
+CLASSES = {
+    "verl": ("verl/trainer/config/algorithm.py", "RolloutCorrectionConfig", "rollout_correction"),
+    "xtuner": ("xtuner/v1/rl/rollout_is.py", "RolloutImportanceSampling", "rollout_is"),
+    "skyrl": ("skyrl/train/config/config.py", "OffPolicyCorrectionConfig", "off_policy_correction"),
+}
 
 
-@pytest.mark.parametrize("framework", coverage_page.FRAMEWORKS, ids=lambda framework: framework.name)
-def test_the_lists_of_the_coverage_page_are_the_frameworks_own(framework):
-    config, name, metrics, pattern = LISTS[framework.name]
-    for source in campaign.sources_of(framework.name):
-        if not (source.root / metrics).is_file() or (source.framework == "verl" and verl_07.is_that_old(source)):
-            continue
-        text = (source.root / config).read_text(encoding="utf-8")
-        body = re.split(r"\n(?=\S)", text.partition(f"class {name}")[2])[0]
-        assert {*re.findall(r"^    (\w+): .*=", body, re.MULTILINE)} == {*framework.options}, source
-        keys = {*re.findall(pattern, (source.root / metrics).read_text(encoding="utf-8"))}
-        assert keys == {*framework.metrics} - framework.answers.keys(), source
+@pytest.mark.parametrize("source", SOURCES, ids=NAMES)
+def test_every_setting_of_a_correction_has_a_row(source):
+    path, name, block = CLASSES.get(source.framework, ("", "", ""))
+    if not (source.root / path).is_file() or (source.framework == "verl" and verl_07.is_that_old(source)):
+        return
+    text = (source.root / path).read_text(encoding="utf-8")
+    body = re.split(r"\n(?=\S)", text.partition(f"class {name}")[2])[0]
+    fields = {*re.findall(r"^    (\w+): .*=", body, re.MULTILINE)}
+    assert fields and fields <= {*lookup.part(source.framework).TABLE[block].rows}, source
