@@ -1,4 +1,4 @@
-"""What each framework's configuration reads as, and what it refuses: a table a framework.
+"""What each framework's configuration reads as, and what it refuses: a table a framework, and docs/migrate.md.
 
 Rows are `CONFIG | EXPECTED` and `CONFIG | ERROR`. CONFIG is YAML; EXPECTED is a Spec, a
 Recipe or a part of a Loss, in which `named` and `made` build the framework's spec or recipe by name.
@@ -6,8 +6,10 @@ Recipe or a part of a Loss, in which `named` and `made` build the framework's sp
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import pytest
 import yaml
@@ -16,6 +18,7 @@ import rollout_corr as rc
 from builders.config_cases import VERL, WORDS, XTUNER, error, rows
 from rollout_corr.frameworks.shared.lookup import part, readable
 from rollout_corr.frameworks.shared.preset import off_policy
+from rollout_corr.frameworks.shared.scripts import command_settings
 from rollout_corr.frameworks.shared.settings import anything, rows_in
 from rollout_corr.specs.correction import Spec
 from rollout_corr.specs.validate import number
@@ -39,11 +42,8 @@ READ = {
 {trainer: {loss: {clip_eps: 0.1}}} | made("grpo", clip_eps=0.1)
 """,
     "areal": """
-{lower: 0.5} | named("token_mask")
 {metric: kl_k1, level: sequence, agg: max, upper: 0.5, lower: -1.0} |
     Spec(Weight.token(), (Criterion("k1", "sequence", "min", lower=-0.5, upper=1.0),), "both")
-{metric: kl_k2, level: sequence} | named("kl", metric="kl_k2", level="sequence")
-{metric: binary_kl, upper: 2.0} | named("kpop")
 {action: clamp, level: sequence, lower: 0.5} | Spec(Weight.geometric(lower=0.5, upper=5.0), nonfinite="neutral")
 {use_cispo_loss: true, eps_clip: 1.0, eps_clip_higher: 4.0} | Score(0.0, 5.0)
 {use_decoupled_loss: true, m2_threshold: 0.08} | Mean(over="kept")
@@ -71,8 +71,6 @@ READ = {
 """,
     "open_instruct": """
 {rho_mask_sequence_level: true} | Spec(Weight.geometric(upper=2.0, token_clamp=10.0))
-{rho_mask_sequence_level: true, rho_mask_lower_bound: 0.5, rho_mask_upper_bound: 2.0} | named("seq")
-{rho_mask_tv_divergence: true, rho_mask_upper_bound: 2.0} | named("vaco")
 {} | KL("k3", 0.05, log_clamp=40.0)
 {loss_fn: cispo, kl_estimator: 3, clip_higher: 0.3} | made("cispo", beta=0.05, kl_estimator=3, clip_higher=0.3)
 {use_vllm_logprobs: true, use_rho_correction: false, beta: 0.0} |
@@ -99,11 +97,9 @@ READ = {
 {} | Spec()
 {tis_mode: token} | Spec(Weight.token(upper=2.0))
 {rollout_correction: {tis_mode: sequence, tis_cap: 5.0, bypass_mode: false}} | Spec(Weight.product(upper=5.0))
-{rllm: {algorithm: {rollout_correction: {tis_mode: token}, kl_beta: 0.0}}, data: {}} | Spec(Weight.token(upper=2.0))
 {algorithm: {adv_estimator: grpo, rollout_correction: {bypass_mode: true, tis_cap: 5.0}}} | Spec()
 """,
     "roll": """
-{is_weight: {enabled: true}, filters: [{enabled: true}]} | named("default")
 {train_infer_correction: {is_weight: {enabled: true}, filters: [{enabled: true}]}, exp_name: x} | made("default")
 {is_weight: {enabled: true, weight_type: sequence, upper_bound: null}} | Spec(Weight.product())
 {filters: [{enabled: false}, {enabled: true, agg_type: geometric, ratio_low: 0.9, ratio_high: 1.1}]} |
@@ -141,7 +137,6 @@ READ = {
 {use_tis: true, custom_tis_function_path: x.mis, tis_mode: mask, tis_level: sequence, rs_level: geometric,
     tis_batch_normalize: false, rs_veto_threshold: null, rs_lower_bound: 0.9, tis_lower_bound: null} |
     Spec(Weight.product(), (ratio(0.5, 2, "sum", label="tis_mask"), ratio(0.9, 2, "mean", label="rs")))
-{use_opsm: true} | named("opsm")
 {use_tis: true} | made("tis")
 {advantage_estimator: gspo, eps_clip: 0.1, eps_clip_c: 3.0, calculate_per_token_loss: true, use_kl_loss: true,
     kl_loss_coef: 0.1, kl_loss_type: low_var_kl, use_unbiased_kl: true} |
@@ -153,7 +148,6 @@ READ = {
 {advantage_estimator: gspo} | GSPO(0.2, 0.2)
 """,
     "swift": """
-{rollout_importance_sampling_mode: token_truncate, off_policy_sequence_mask_delta: 0.1} | named("opsm")
 {off_policy_sequence_mask_delta: 0.1} | Spec(criteria=named("opsm").criteria)
 {loss_type: dr_grpo} | replace(SUMS, length=512)
 {loss_type: real, real_tau: 0.3, num_generations: 4, beta: 0.02, rollout_importance_sampling_mode: token_mask} |
@@ -164,7 +158,6 @@ READ = {
 {vllm_importance_sampling_correction: false, off_policy_mask_threshold: 0.5} |
     Spec(None, named("opsm", delta=0.5).criteria[1:], "zero", nonfinite="neutral")
 {off_policy_mask_threshold: 0.1} | named("opsm")
-{vllm_importance_sampling_cap: 2.0} | named("sequence_mask", clip_max=2.0)
 """,
     "unsloth": """
 """,
@@ -460,6 +453,19 @@ def test_refused(call, case):
     kind, pattern = error(message)
     with pytest.raises(kind or ValueError, match=rf"^{call}\('{framework}'\): .*{pattern}"):
         getattr(rc, call)(framework, yaml.safe_load(text))
+
+
+PAGE = (Path(__file__).parents[2] / "docs/migrate.md").read_text(encoding="utf-8")
+# Rows of its tables: YAML or flags, and the spec or the recipe by name that they are.
+TRANSLATED = re.findall(r"^\| (?:[\w-]+: )?`([^`]+)`[^|]*\| `(rc\.(spec|recipe)\(\"(\w+)\.[^`]+)`", PAGE, re.MULTILINE)
+
+
+@pytest.mark.usefixtures("quiet")
+@pytest.mark.parametrize(("old", "new", "call", "framework"), TRANSLATED)
+def test_what_the_page_translates(old, new, call, framework):
+    flags = [pair[:2] for pair in command_settings(old.split())]
+    config = dict(flags) if old.startswith("--") else yaml.safe_load(f"{{{old}}}")
+    assert getattr(rc, call)(framework, config) == eval(new, {"rc": rc})
 
 
 def checked_rows(framework):
