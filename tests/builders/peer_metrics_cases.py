@@ -1,4 +1,4 @@
-"""Specs that report under the peers' metric schemes, and their batches."""
+"""Specs that report under the peers' metric schemes, by their configurations, and batches for them."""
 
 from __future__ import annotations
 
@@ -6,110 +6,57 @@ import math
 import random
 
 import torch
+import yaml
 
 import rollout_corr as rc
-from builders.config_cases import option
+from builders.config_cases import rows as rows_of
 
-LOG = math.log
-
-# verl's options with bounds that some units of the batches below miss, on both sides.
-K1 = (("token_k1", LOG(0.7), LOG(1.2)), ("seq_sum_k1", LOG(0.6), LOG(1.5)), ("seq_mean_k1", LOG(0.9), LOG(1.05)))
-OTHERS = (
-    ("token_k2", None, 0.05),
-    ("token_k3", None, 0.03),
-    ("seq_sum_k2", None, 0.3),
-    ("seq_sum_k3", None, 0.2),
-    ("seq_mean_k2", None, 0.03),
-    ("seq_mean_k3", None, 0.04),
-    ("seq_max_k2", None, 0.2),
-    ("seq_max_k3", None, 0.15),
-)
-
-
-WHERE = {
-    "token": {"over": "token"},
-    "sequence": {"over": "sequence", "reduce": "sum"},
-    "geometric": {"over": "sequence", "reduce": "mean"},
+# `NAME | CONFIG`, with bounds that some units of the batches below miss, on both sides.
+TABLES = {
+    "verl": """
+metrics_only | {rollout_is: null}
+token_tis | {rollout_is: token, rollout_is_threshold: 1.2}
+token_icepop_normalized | {rollout_is: token, rollout_is_threshold: '0.8_1.3', rollout_is_batch_normalize: true}
+sequence_tis | {rollout_is: sequence, rollout_is_threshold: 1.5, rollout_is_batch_normalize: true}
+sequence_icepop | {rollout_is: sequence, rollout_is_threshold: '0.6_1.5'}
+caps_below_one | {rollout_is: sequence, rollout_is_threshold: '0.9'}
+k1_options | {rollout_is: token, rollout_rs: 'token_k1,seq_sum_k1,seq_mean_k1',
+    rollout_rs_threshold: '0.7_1.2,0.6_1.5,0.9_1.05'}
+other_options | {rollout_is: sequence,
+    rollout_rs: 'token_k2,token_k3,seq_sum_k2,seq_sum_k3,seq_mean_k2,seq_mean_k3,seq_max_k2,seq_max_k3',
+    rollout_rs_threshold: '0.05,0.03,0.3,0.2,0.03,0.04,0.2,0.15'}
+skewed_k1 | {rollout_rs: seq_mean_k1, rollout_rs_threshold: '1.02_1.3'}
+""",
+    "xtuner": """
+mismatch_only | {}
+shipped | {rollout_is_mode: both, rollout_is_threshold: [1.5, 0.7], rollout_is_mask_threshold: [1.3, 0.8],
+    rollout_is_veto_threshold: [1.8, 0.5]}
+truncate_open_below | {rollout_is_threshold: [1.5, 0.0], rollout_is_veto_threshold: [1.8, 0.0]}
+token_mask | {rollout_is_mode: mask, rollout_is_threshold: [1.3, 0.8]}
+sequence_both | {rollout_is_level: sequence, rollout_is_mode: both, rollout_is_threshold: [1.4, 0.7],
+    rollout_is_mask_threshold: [1.6, 0.6]}
+sequence_mask | {rollout_is_level: sequence, rollout_is_mode: mask, rollout_is_threshold: [0.95, 0.4],
+    rollout_is_veto_threshold: [2.0, 0.4]}
+sequence_beside_one | {rollout_is_level: sequence, rollout_is_mode: both, rollout_is_threshold: [1.6, 1.1]}
+geometric_both | {rollout_is_level: geometric, rollout_is_mode: both, rollout_is_threshold: [1.05, 0.9],
+    rollout_is_veto_threshold: [1.8, 0.5]}
+""",
+    "skyrl": """
+ratios_only | {tis_ratio_type: null}
+token_tis | {tis_ratio_type: token, token_tis_ratio_clip_high: 1.2}
+sequence_tis | {tis_ratio_type: sequence, sequence_tis_ratio_clip_high: 1.3, outlier_token_is_threshold_low: 0.5}
+geo_mask | {sequence_mask_metric: geometric, geo_mask_low: 0.95, geo_mask_high: 1.02}
+product_mask_above_one | {tis_ratio_type: sequence, sequence_tis_ratio_clip_high: 0.9, sequence_mask_metric: product,
+    product_mask_low: 1.1, product_mask_high: 3.0}
+product_mask_below_one | {sequence_mask_metric: product, product_mask_low: 0.4, product_mask_high: 0.9}
+everything | {tis_ratio_type: token, token_tis_ratio_clip_high: 1.2, outlier_token_is_threshold_low: 0.4,
+    outlier_token_is_threshold_high: 2.0, token_mask_is_threshold_low: 0.8, token_mask_is_threshold_high: 1.25,
+    sequence_mask_metric: geometric, geo_mask_low: 0.97, geo_mask_high: 1.03}
+""",
 }
-
-
-def verl(options=(), **weight):
-    """The Spec of a configuration in verl's own words."""
-    made = None
-    if weight:
-        lower, outside = weight.get("lower"), "clamp" if "lower" not in weight else "zero"
-        normalize = "batch" if weight.get("normalize") else None
-        where = WHERE[weight["level"]]
-        made = rc.Weight(**where, lower=lower, upper=weight["upper"], outside=outside, normalize=normalize)
-    criteria = tuple(option(*each) for each in options)
-    return rc.Spec(weight=made, criteria=criteria, report=("native", "verl"))
-
-
-def xtuner(**config):
-    made, criteria = None, []
-    if config:
-        where = WHERE[config["level"]]
-        bounds = {"lower": config["lower"], "upper": config["upper"]}
-        made = rc.Weight(**where) if config.get("mode") == "mask" else rc.Weight(**where, **bounds)
-        if config.get("mode", "truncate") != "truncate":
-            lower, upper = config.get("mask", (config["lower"], config["upper"]))
-            criteria.append(rc.Criterion("ratio", lower=lower, upper=upper, label="mask", **where))
-        if "veto" in config:
-            lower, upper = config["veto"]
-            criteria.append(rc.Criterion("ratio", lower=lower, upper=upper, drop="sequence", label="veto"))
-    return rc.Spec(weight=made, criteria=tuple(criteria), report=("native", "xtuner"))
-
-
-def skyrl(**config):
-    made, criteria = None, []
-    if "tis" in config:
-        made = rc.Weight(**WHERE[config["tis"]], upper=config["cap"])
-    for label, drop in (("outlier", "sequence"), ("token_mask", "unit")):
-        if label in config:
-            lower, upper = config[label]
-            criteria.append(rc.Criterion("ratio", lower=lower, upper=upper, drop=drop, label=label))
-    sums_over = "kept" if criteria else "valid"
-    if "sequence_mask" in config:
-        (lower, upper), name = config["bounds"], config["sequence_mask"]
-        reduce = {"geo": "mean", "product": "sum"}[name]
-        label = f"{name}_sequence_mask"
-        criteria.append(rc.Criterion("ratio", over="sequence", reduce=reduce, lower=lower, upper=upper, label=label))
-    return rc.Spec(weight=made, criteria=tuple(criteria), sums_over=sums_over, report=("skyrl",))
-
-
 CASES = {
-    "verl": {
-        "metrics_only": verl(),
-        "token_tis": verl(level="token", upper=1.2),
-        "token_icepop_normalized": verl(level="token", upper=1.3, lower=0.8, normalize=True),
-        "sequence_tis": verl(level="sequence", upper=1.5, normalize=True),
-        "sequence_icepop": verl(level="sequence", upper=1.5, lower=0.6),
-        "caps_below_one": verl(level="sequence", upper=0.9),
-        "k1_options": verl(options=K1, level="token", upper=2.0),
-        "other_options": verl(options=OTHERS, level="sequence", upper=2.0),
-        "skewed_k1": verl(options=(("seq_mean_k1", LOG(1.02), LOG(1.3)),)),
-    },
-    "xtuner": {
-        "mismatch_only": xtuner(),
-        "shipped": xtuner(level="token", mode="both", upper=1.5, lower=0.7, mask=(0.8, 1.3), veto=(0.5, 1.8)),
-        "truncate_open_below": xtuner(level="token", upper=1.5, lower=0.0, veto=(0.0, 1.8)),
-        "token_mask": xtuner(level="token", mode="mask", upper=1.3, lower=0.8),
-        "sequence_both": xtuner(level="sequence", mode="both", upper=1.4, lower=0.7, mask=(0.6, 1.6)),
-        "sequence_mask": xtuner(level="sequence", mode="mask", upper=0.95, lower=0.4, veto=(0.4, 2.0)),
-        "sequence_beside_one": xtuner(level="sequence", mode="both", upper=1.6, lower=1.1),
-        "geometric_both": xtuner(level="geometric", mode="both", upper=1.05, lower=0.9, veto=(0.5, 1.8)),
-    },
-    "skyrl": {
-        "ratios_only": skyrl(),
-        "token_tis": skyrl(tis="token", cap=1.2),
-        "sequence_tis": skyrl(tis="sequence", cap=1.3, outlier=(0.5, None)),
-        "geo_mask": skyrl(sequence_mask="geo", bounds=(0.95, 1.02)),
-        "product_mask_above_one": skyrl(tis="sequence", cap=0.9, sequence_mask="product", bounds=(1.1, 3.0)),
-        "product_mask_below_one": skyrl(sequence_mask="product", bounds=(0.4, 0.9)),
-        "everything": skyrl(
-            tis="token", cap=1.2, outlier=(0.4, 2.0), token_mask=(0.8, 1.25), sequence_mask="geo", bounds=(0.97, 1.03)
-        ),
-    },
+    scheme: {name: rc.spec(scheme, yaml.safe_load(config)) for name, config in rows_of(table)}
+    for scheme, table in TABLES.items()
 }
 ALL = [(scheme, name) for scheme, cases in CASES.items() for name in cases]
 

@@ -13,15 +13,20 @@ import pytest
 import torch
 
 import rollout_corr as rc
-from builders.peer_metrics_cases import ALL, CASES, K1, OTHERS, batch, correct, tensors, verl
+from builders.config_cases import option
+from builders.peer_metrics_cases import ALL, CASES, batch, correct, tensors
 from rollout_corr.backends import blocks
 from rollout_corr.backends.read import Given, read_batch
 from rollout_corr.backends.whole import run_whole
-from rollout_corr.frameworks.verl import metrics as verl_scheme
 from rollout_corr.metrics import peers
 
 INF = math.inf
 LOG = math.log
+
+
+def verl(**config):
+    return rc.spec("verl", config)
+
 
 # What xtuner takes over a whole pack.
 PACK_LEVEL = re.compile("mismatch/mismatch_(training|rollout|log|ppl)_")
@@ -119,7 +124,7 @@ def test_verl_effective_sample_size_of_nothing_kept():
 def test_verl_effective_sample_size_of_tiny_weights():
     """The guard of 1e-8 stands inside the normalization, so weights of e^-20 give more than 1; no batch mean."""
     rows = [[(-30.0, -1.0, True)] * 3, [(-29.0, -1.5, True)] * 3]
-    found = correct(rows, verl(level="sequence", upper=2.0, normalize=True)).metrics("verl")
+    found = correct(rows, verl(rollout_is="sequence", rollout_is_batch_normalize=True)).metrics("verl")
     guarded = (math.exp(-20) / (math.exp(-20) + 1e-8)) ** 2
     assert found["rollout_corr/rollout_is_eff_sample_size"] == pytest.approx(1.0 / guarded, rel=1e-6)
     assert found["rollout_corr/rollout_is_batch_norm_factor"] == 1.0
@@ -130,7 +135,7 @@ def test_spreads_do_not_cancel(sigma):
     """In float32 verl loses these; ours come from sums around 1. D itself is rounded to 6e-8 here."""
     made = torch.Generator().manual_seed(0)
     d = sigma * torch.randn(20, 500, generator=made)
-    spec = verl(level="token", upper=2.0, options=(("token_k2", None, 1e-12), ("token_k3", None, 0.1)))
+    spec = verl(rollout_is="token", rollout_rs="token_k2,token_k3", rollout_rs_threshold="1e-12,0.1")
     found = rc.correct(d - 1.0, torch.full_like(d, -1.0), spec=spec).metrics("verl")
     rounded = (d - 1.0).double() + 1.0
     spread = rounded.exp().std(correction=0).item()
@@ -143,10 +148,10 @@ def test_spreads_do_not_cancel(sigma):
 def test_spread_of_equal_values():
     """In float32: statistics that all lie at their bound, and a single token."""
     equal = torch.full((3, 50), -1.0) + 1e-3 * torch.rand(3, 50, generator=torch.Generator().manual_seed(1))
-    spec = verl(options=(("token_k1", LOG(0.9), LOG(1.1)), ("token_k2", None, 0.02)))
+    spec = verl(rollout_rs="token_k1,token_k2", rollout_rs_threshold="0.9_1.1,0.02")
     found = rc.correct(equal - 1.0, equal + 1e-3, spec=spec).metrics("verl")
     assert max(found[f"rollout_corr/rollout_rs_token_{k}_std"] for k in ("k1", "k2")) < 1e-8
-    spec = verl(level="token", upper=2.0, options=(("token_k1", LOG(0.5), LOG(2.0)), ("token_k2", None, 1.0)))
+    spec = verl(rollout_is="token", rollout_rs="token_k1,token_k2", rollout_rs_threshold="0.5_2.0,1.0")
     for d in equal[0, :20]:
         single = rc.correct(d.view(1, 1) + 0.7, torch.full((1, 1), -0.4), spec=spec).metrics("verl")
         assert {value for key, value in single.items() if key.endswith("_std")} == {0.0}
@@ -201,7 +206,7 @@ def test_sums_beyond_the_clamp(scheme):
 def test_verl_ratio_criterion_is_reported_as_k1():
     """k1_bounds="ratio": k1 is the negated log-ratio, so its bounds are the mirrored ones."""
     ratio = rc.Criterion("ratio", over="sequence", reduce="mean", lower=0.9, upper=1.2, label="seq_mean_k1")
-    mirrored = verl(options=(("seq_mean_k1", -LOG(1.2), -LOG(0.9)),))
+    mirrored = rc.Spec(criteria=(option("seq_mean_k1", -LOG(1.2), -LOG(0.9)),), report=("verl",))
     rows = batch(6)
     found = correct(rows, rc.Spec(criteria=(ratio,), report=("verl",))).metrics("verl")
     assert_equal(found, correct(rows, mirrored).metrics("verl"))
@@ -224,11 +229,6 @@ def test_other_criteria_have_no_keys_of_their_own():
     assert out.metrics("verl")[keys[0]] == 1.0 - out.metrics()["tokens_kept_fraction"]
     assert len(out.metrics("skyrl")) == 4
     assert len(out.metrics("xtuner")) == 13
-
-
-def test_option_names_are_verls():
-    # The last one is that of verl#6800, which no release has.
-    assert sorted(verl_scheme.RS_OPTIONS) == sorted([*(name for name, _, _ in (*K1, *OTHERS)), "binary_kl"])
 
 
 @pytest.mark.parametrize(("scheme", "name"), ALL)
