@@ -70,15 +70,14 @@ settings, read, recipe, WRITTEN = AXOLOTL.settings, AXOLOTL.read, AXOLOTL.recipe
 
 PLACE = "trl."
 SWITCH, WAY, BOUND = f"{PLACE}{CORRECTION}", f"{PLACE}{MODE}", f"{PLACE}{CAP}"
-USUAL = {WAY: "token_truncate", BOUND: 3.0}
 CHECKS = Checks(
     keys=(SWITCH, WAY, BOUND, f"{PLACE}use_vllm", f"{PLACE}off_policy_mask_threshold"),
     launchers=r"\baxolotl\s+train\b",
     roles=roles(PLACE, "temperature top_p top_k min_p"),
     bounds={"weight": (BOUND,), "criteria": (BOUND,)},
     rules=(
-        *without(SWITCH, WAY, BOUND, default=True, usual=USUAL),
-        *without(f"{PLACE}use_vllm", WAY, BOUND, default=True, usual=USUAL),
+        *without(SWITCH, WAY, BOUND, default=True, usual=True),
+        *without(f"{PLACE}use_vllm", WAY, BOUND, default=True, usual=True),
         Rule(
             WAY,
             lambda run: run.is_(WAY, "token_mask", "sequence_mask") and run.on(SWITCH, True),

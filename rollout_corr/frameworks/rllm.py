@@ -99,5 +99,5 @@ CHECKS = Checks(
     keys=tuple(f"{PLACE}.{name}" for name in TABLE),
     closed=(PLACE,),
     bounds={"weight": (f"{PLACE}.tis_cap",)},
-    rules=without(f"{PLACE}.tis_mode", f"{PLACE}.tis_cap", usual={f"{PLACE}.tis_cap": 2.0}),
+    rules=without(f"{PLACE}.tis_mode", f"{PLACE}.tis_cap", usual=True),
 )

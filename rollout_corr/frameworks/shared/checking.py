@@ -21,7 +21,8 @@ from ...specs.correction import Criterion, Spec, Weight
 from . import lookup
 from .names import FrameworkName
 from .run_files import SCRIPTS, UNKNOWN, Setting, Settings, UnreadableRun, nested, paths_and_words, settings_in, text_of
-from .settings import NoEquivalent, heard, misspelt
+from .settings import NoEquivalent, heard, misspelt, rows_in
+from .settings import Setting as Row
 
 # Settings that a reader refuses one after the other, and characters of what it says.
 MOST_REFUSED, MOST = 8, 4000
@@ -72,6 +73,7 @@ class Run:
     compared: bool = False  # both log-probs are there anyway
     refused: bool = False  # the reader refused a setting, so the Spec is not all that was meant
     whole: bool = True  # a setting is given by its whole name
+    rows: Mapping[str, Row] = field(default_factory=dict)  # of the framework's table
 
     def find(self, key: str) -> Setting | None:
         """Return a setting by its whole name."""
@@ -107,6 +109,11 @@ class Run:
         except OverflowError:  # an integer that no float holds
             return math.nan
 
+    def given(self, key: str, usual: bool = True) -> bool:
+        """Return whether a setting is given and not false; with `usual`, nor with the default of its row."""
+        default = next((row.default for name, row in self.rows.items() if f".{key}".endswith(f".{name}")), None)
+        return self.has(key) and not self.is_(key, False, default if usual else None)
+
     @property
     def corrects(self) -> bool:
         """Whether there is a correction."""
@@ -131,22 +138,17 @@ def without(
     needed: str,
     *keys: str,
     default: Any = None,
-    usual: Mapping[str, Any] = {},
+    usual: bool = False,
     unless: Callable[[Run], bool] = lambda run: False,
 ) -> tuple[Rule, ...]:
-    """Rules for settings that do nothing while another one is off; `usual` are values that may stand there anyway."""
+    """Rules for settings that do nothing while another one is off; `usual`: their defaults may stand there anyway."""
     last = needed.rpartition(".")[2]
 
     def idle(key: str) -> Callable[[Run], bool]:
-        return lambda run: given(run, key, usual) and run.off(needed, default) and not unless(run)
+        return lambda run: run.given(key, usual) and run.off(needed, default) and not unless(run)
 
     message, fix = f"{{value}} does nothing while {last} is off", f"set {last}, or leave this out"
     return tuple(Rule(key, idle(key), message, fix) for key in keys)
-
-
-def given(run: Run, key: str, usual: Mapping[str, Any] = {}) -> bool:
-    """Return whether a setting is given, neither false nor with its usual value."""
-    return run.has(key) and not run.is_(key, False, usual.get(key))
 
 
 def roles(block: str = "", names: str = "", **others: str) -> dict[str, str]:
@@ -279,7 +281,8 @@ def mistakes_in(framework: str, settings: Settings, compared: bool = False) -> l
     of_reader = {key: setting for key, setting in settings.items() if key in read or not read}
     spec, problems = _read(framework, of_reader) if of_reader else (None, [])
     refused = any(problem.severity == "error" for problem in problems)
-    run = Run(settings, spec, compared, refused, whole=any(key in every for key in settings))
+    rows = dict(rows_in(lookup.part(framework).settings({}).rows))
+    run = Run(settings, spec, compared, refused, whole=any(key in every for key in settings), rows=rows)
     problems = [*_spelling(every, settings, checks), *problems, *_engine(run, checks), *_bounds(run, checks)]
     problems += _rules(run, checks.rules)
     once = {(problem.key, problem.line): problem for problem in reversed(problems)}

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ..shared.checking import Checks, Rule, Run, given, roles, without
-from ..shared.settings import defaults_of
-from .config import AROUND, spec
+from ..shared.checking import Checks, Rule, Run, roles, without
+from .config import AROUND, OF_SPEC
 
 ALGORITHM, SAMPLING = "trainer.algorithm.", "generator.sampling_params."
 BLOCK = f"{ALGORITHM}off_policy_correction."
 METRIC, TYPE, LOSS = f"{BLOCK}sequence_mask_metric", f"{BLOCK}tis_ratio_type", f"{ALGORITHM}policy_loss_type"
-FIELDS = {BLOCK + key: default for key, default in defaults_of(spec).items()}
+FIELDS = tuple(BLOCK + key for key in OF_SPEC)
 LOGPROBS = f"{SAMPLING}logprobs"
 # The bounds that belong to one choice of METRIC or TYPE, by the beginning of their names.
 CHOICES = {
@@ -28,17 +27,17 @@ def _of_choice(prefix: str, setting: str, value: str) -> tuple[Rule, ...]:
     keys = [key for key in FIELDS if key.startswith(BLOCK + prefix)]
 
     def idle(key: str) -> Callable[[Run], bool]:
-        return lambda run: given(run, key, FIELDS) and run.has(setting) and not run.is_(setting, value)
+        return lambda run: run.given(key) and run.has(setting) and not run.is_(setting, value)
 
     of_other = (
         Rule(key, idle(key), f"{{value}} does nothing: {last} is not {value!r}", f"write {last}={value}")
         for key in keys
     )
-    return (*of_other, *without(setting, *keys, usual=FIELDS))
+    return (*of_other, *without(setting, *keys, usual=True))
 
 
 def _corrects(run: Run) -> bool:
-    return run.on(f"{ALGORITHM}use_tis", False) or any(given(run, key, FIELDS) for key in FIELDS)
+    return run.on(f"{ALGORITHM}use_tis", False) or any(run.given(key) for key in FIELDS)
 
 
 CHECKS = Checks(
@@ -64,7 +63,7 @@ CHECKS = Checks(
     },
     rules=(
         *(rule for prefix, (setting, value) in CHOICES.items() for rule in _of_choice(prefix, setting, value)),
-        *without(f"{ALGORITHM}use_tis", f"{ALGORITHM}tis_imp_ratio_cap", usual={f"{ALGORITHM}tis_imp_ratio_cap": -1.0}),
+        *without(f"{ALGORITHM}use_tis", f"{ALGORITHM}tis_imp_ratio_cap", usual=True),
         Rule(
             LOGPROBS,
             lambda run: run.off(LOGPROBS, 1) and run.is_(LOSS, "rollout_is", "dppo") and not _corrects(run),

@@ -12,8 +12,8 @@ CHECKS = Checks(
     roles=roles("", "temperature top_p top_k min_p repetition_penalty", length="max_completion_length"),
     bounds={"weight": (CLIP_MAX, CLIP_MIN), "criteria": (CLIP_MAX, CLIP_MIN)},
     rules=(
-        *without(CORRECTION, MODE, CLIP_MAX, CLIP_MIN, default=True, usual={MODE: "sequence_mask", CLIP_MAX: 3.0}),
-        *without("use_vllm", MODE, CLIP_MAX, CLIP_MIN, default=False, usual={MODE: "sequence_mask", CLIP_MAX: 3.0}),
+        *without(CORRECTION, MODE, CLIP_MAX, CLIP_MIN, default=True, usual=True),
+        *without("use_vllm", MODE, CLIP_MAX, CLIP_MIN, default=False, usual=True),
         Rule(
             CORRECTION,
             lambda run: run.is_(CORRECTION, True) and run.is_("use_vllm", False),

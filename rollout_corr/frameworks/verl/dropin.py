@@ -6,6 +6,7 @@ table of verl's mistakes, each with its switch. Arguments, results and metric ke
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,10 +20,10 @@ from ...metrics import peers
 from ...metrics.statistics import PendingMetrics
 from ...specs.choices import NONFINITE, Nonfinite, Scheme
 from ...specs.correction import Criterion, Spec
-from ..shared.dropin import DropIn, DumpPath, Installed, Logged, Target, require_tensor
+from ..shared.dropin import LOGGER, DropIn, DumpPath, Installed, Logged, Target, require_tensor
 from ..shared.settings import cached_spec, defaults_of, reporting
-from . import measures, options
 from . import metrics as report
+from . import options
 
 HELPER = "verl.trainer.ppo.rollout_corr_helper"
 # What `rc.spec("verl...")` reports too.
@@ -179,10 +180,35 @@ def compute_rollout_corr_metrics_from_logprobs(
     return {f"{report.PREFIX}{key}": value for key, value in found.items()}
 
 
+OF_DEBUGGING = (
+    *(f"training/rollout_probs_diff_{name}" for name in ("valid", "max", "mean", "std")),
+    "training/rollout_actor_probs_pearson_corr",
+)
+
+
 def calculate_debug_metrics(data: Any, **switches: Any) -> dict[str, float]:
-    """Compare the two probabilities of a DataProto's sampled tokens; `measures` has the metrics."""
+    """Compare the two probabilities of the sampled tokens: maximum, mean and spread of the difference, and correlation.
+
+    `data` is a DataProto with "old_log_probs" and "rollout_log_probs" [B, T], "responses" [B, R], and as a mask
+    "response_mask" or "attention_mask", whose last R columns count. Without a valid token "..._valid" of verl's
+    five keys is 0 and the others are NaN, as in verl. All are computed in float64.
+    """
     DROP_IN.compared("verl did not call its correction in the last step: is algorithm.rollout_correction missing?")
-    return measures.calculate_debug_metrics(data)
+    batch = data.batch
+    old, rollout = batch["old_log_probs"], batch["rollout_log_probs"]
+    name = next((name for name in ("response_mask", "attention_mask") if name in batch), None)
+    if name is None:
+        LOGGER.warning("rollout-corr: no mask among %s, so every token counts", sorted(batch.keys()))
+    mask = torch.ones_like(old) if name is None else batch[name]
+    mask = mask[:, -batch["responses"].size(1) :] != 0
+    p, q = (z[mask].to(torch.promote_types(z.dtype, torch.float32)).exp().double() for z in (old, rollout))
+    apart, metrics = (p - q).abs(), dict.fromkeys(OF_DEBUGGING, math.nan) | {OF_DEBUGGING[0]: int(p.numel() > 0)}
+    if p.numel():
+        found = [apart.max(), apart.mean()]
+        # Torch warns of the spread of one number.
+        found += [apart.std(), torch.corrcoef(torch.stack([p, q]))[0, 1].clamp(-1.0, 1.0)] if p.numel() > 1 else []
+        metrics |= zip(OF_DEBUGGING[1:], torch.stack(found).tolist(), strict=False)
+    return metrics
 
 
 # A configuration that lacks a setting is read as this; it also says how the corrected batch is used.

@@ -57,7 +57,7 @@ CHECKS = Checks(
             f"{BLOCK}rollout_is",
             f"{BLOCK}rollout_is_threshold",
             f"{BLOCK}rollout_is_batch_normalize",
-            usual={f"{BLOCK}rollout_is_threshold": 2.0},
+            usual=True,
         ),
         *without(f"{BLOCK}rollout_rs", f"{BLOCK}rollout_rs_threshold"),
         Rule(

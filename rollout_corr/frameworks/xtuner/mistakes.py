@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from ..shared.checking import Checks, without
-from ..shared.settings import defaults_of
-from .config import spec
+from .config import OF_SPEC
 
 THRESHOLD, MASK, VETO = (f"rollout_is_{name}threshold" for name in ("", "mask_", "veto_"))
 
 CHECKS = Checks(
-    keys=tuple(defaults_of(spec)),
+    keys=tuple(OF_SPEC),
     closed=("",),
     roots=("RolloutImportanceSampling.", "GRPOLossConfig.rollout_is."),
     bounds={"weight": (THRESHOLD,), "mask": (MASK, THRESHOLD), "veto": (VETO,)},
-    rules=without(THRESHOLD, MASK, VETO, "rollout_is_mode", usual={"rollout_is_mode": "truncate"}),
+    rules=without(THRESHOLD, MASK, VETO, "rollout_is_mode", usual=True),
 )
