@@ -80,7 +80,7 @@ skyrl generator.sampling_params.temperature=0.6 trainer.algorithm.off_policy_cor
 areal actor.use_decoupled_loss=false actor.rejection_sampling.metric=ratio actor.rejection_sampling.upper=5.0 |
     actor.rejection_sampling.upper | does nothing while use_decoupled_loss
 areal actor.behave_imp_weight_cap=5.0 |
-    actor.behave_imp_weight_cap | before rejection_sampling ... write that block
+    actor.behave_imp_weight_cap | before rejection_sampling, which replaces it
 rllm rllm.algorithm.rollout_correction.tis_cap=3.0 | rollout_correction.tis_cap | does nothing while tis_mode
 rllm rllm.algorithm.rollout_correction.bypass_mode=true rllm.algorithm.rollout_correction.tis_mode=token |
     rollout_correction.tis_mode | expected null with bypass_mode

@@ -248,7 +248,7 @@ SPEC_REFUSED = {
 {action: clamp, metric: kl_k3} | action: expected 'mask' with metric 'kl_k3', as AReaL does
 {action: clamp, level: sequence, agg: sum} | agg: expected 'mean' with action 'clamp'
 {agg: min} | agg: expected one of
-{behave_imp_weight_cap: 5.0, eps_clip: 0.1} | behave_imp_weight_cap: a setting of AReaL before rejection_sampling; write
+{behave_imp_weight_cap: 5.0, eps_clip: 0.1} | behave_imp_weight_cap: a setting of AReaL before rejection_sampling
 """,
     "rllm": """
 {tis_mode: token, bypass_mode: true} | tis_mode: expected null with bypass_mode

@@ -11,15 +11,18 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
+import yaml
 
 import rollout_corr as rc
 from builders import fake_verl
+from builders.config_cases import error, rows
 from rollout_corr.diagnose.doctor.diagnosis import diagnose
 from rollout_corr.diagnose.measure.measurement import measure
 from rollout_corr.diagnose.read.dump import Dump
 from rollout_corr.frameworks.shared import watching
 from rollout_corr.frameworks.shared.dropin import Installed
 from rollout_corr.frameworks.shared.watching import Dumps, Speaker
+from rollout_corr.frameworks.slime.config import MIS
 
 ROLLOUT = -torch.rand(4, 60, generator=torch.Generator().manual_seed(0)) - 0.1
 TRAIN = ROLLOUT.roll(1, 1)  # the bug that the doctor is to find in what was dumped
@@ -41,8 +44,12 @@ def frameworks(monkeypatch):
     monkeypatch.setitem(sys.modules, areal.__name__, areal)
 
 
-def by_verl(dropin, train, **switches):
-    proto, mask, metrics = dropin.compute_rollout_correction_and_rejection_mask(train, ROLLOUT, MASK, **switches)
+# Each calls a drop-in on these log-probs, with settings of the framework, and returns weights, mask and metrics.
+
+
+def by_verl(dropin, train, settings=None, **switches):
+    given = train, ROLLOUT, MASK
+    proto, mask, metrics = dropin.compute_rollout_correction_and_rejection_mask(*given, **settings or {}, **switches)
     return proto and proto.batch["rollout_is_weights"], mask, metrics
 
 
@@ -50,8 +57,8 @@ def by_verl_metrics(dropin, train, **switches):
     return None, MASK, dropin.compute_rollout_corr_metrics_from_logprobs(train, ROLLOUT, MASK, **switches)
 
 
-def by_trl(dropin, train, **switches):
-    return dropin.importance_sampling_ratio(train, ROLLOUT, MASK, **switches), MASK, {}
+def by_trl(dropin, train, settings=None, **switches):
+    return dropin.importance_sampling_ratio(train, ROLLOUT, MASK, **settings or {}, **switches), MASK, {}
 
 
 def by_async_trl(dropin, train, **switches):
@@ -62,38 +69,50 @@ def by_async_trl(dropin, train, **switches):
     return None, MASK, {}
 
 
-def by_skyrl(dropin, train, **switches):
-    config = SimpleNamespace(tis_ratio_type="token", token_tis_ratio_clip_high=2.0, sequence_mask_metric=None)
+def by_skyrl(dropin, train, settings=None, **switches):
+    config = SimpleNamespace(**{"tis_ratio_type": "token"} if settings is None else settings)
     weights, metrics, mask = dropin.compute_off_policy_correction(train, ROLLOUT, MASK, config, **switches)
     return weights, mask, metrics
 
 
-def by_xtuner(dropin, train, **switches):
+def by_xtuner(dropin, train, settings=None, **switches):
     given = train.reshape(1, -1), ROLLOUT.reshape(1, -1), [60] * 4, MASK.reshape(1, -1).long()
     function = dropin.compute_rollout_importance_weights_and_metrics
-    weights, mask, metrics, more = function(SimpleNamespace(), *given, **switches)
+    weights, mask, metrics, more = function(SimpleNamespace(**settings or {}), *given, **switches)
     return None if weights is None else weights.view(4, 60), mask.view(4, 60), metrics | more
 
 
-def by_areal(dropin, train, **switches):
-    config = SimpleNamespace(level="token", action="mask", metric="ratio", agg="mean", upper=5.0, lower=None)
+def by_areal(dropin, train, settings=None, **switches):
+    fields = {"level": "token", "action": "mask", "metric": "ratio", "agg": "mean", "upper": 5.0, "lower": None}
+    config = SimpleNamespace(**fields | (settings or {}))
     found = dropin.apply_rejection_sampling(train, ROLLOUT, MASK, None, config, **switches)
     return found.behave_imp_weight, found.loss_mask, {"filtered": found.filtered_fraction}
 
 
-def by_openrlhf(dropin, train, spec=None, **switches):
-    spec = spec or rc.Spec(weight=rc.Weight.token(upper=2.0))
-    loss = SimpleNamespace(
-        clip_eps_low=0.2, clip_eps_high=0.2, dual_clip=None, token_level_loss=True, policy_loss_type="ppo"
-    )
+def by_openrlhf(dropin, train, settings=None, spec=None, **switches):
+    spec = spec or (rc.Spec(weight=rc.Weight.token(upper=2.0)) if settings is None else None)
+    fields = {"clip_eps_low": 0.2, "clip_eps_high": 0.2, "dual_clip": None, "policy_loss_type": "ppo"}
+    loss = SimpleNamespace(token_level_loss=True, **fields, **settings or {})
     new = train.clone().requires_grad_()
 
     def theirs(*given):
         return 0.0, "clip_ratio", "ppo_kl", None, None
 
     given = loss, new, train, torch.ones(4, 60), MASK, ROLLOUT
-    _, _, _, gap, filtered = dropin.replaced(theirs, spec, **switches)(*given)
-    return None, MASK, {"vllm_kl": gap.item(), "is_filter_ratio": filtered.item()}
+    _, _, _, *logged = dropin.replaced(theirs, spec, **switches)(*given)
+    return (
+        None,
+        MASK,
+        {} if spec is None else dict(zip(("vllm_kl", "is_filter_ratio"), map(float, logged), strict=True)),
+    )
+
+
+def by_slime(dropin, train, settings=None, **switches):
+    flags = {**dict.fromkeys(MIS), "use_tis": True, "use_rs": True, "tis_level": "token", "rs_level": "token"}
+    flags |= {"tis_mode": "truncate", "tis_upper_bound": 2.0, "tis_batch_normalize": True} | (settings or {})
+    given = {"pg_loss": TRAIN.reshape(-1), "train_log_probs": [*train], "rollout_log_probs": [*ROLLOUT]}
+    import_module("rollout_corr.frameworks.slime.functions").mis(SimpleNamespace(**flags), **given, loss_masks=[*MASK])
+    return None, MASK, {}
 
 
 CALLS = {
@@ -105,11 +124,13 @@ CALLS = {
     "xtuner": by_xtuner,
     "areal": by_areal,
     "openrlhf": by_openrlhf,
+    "slime": by_slime,
 }
 
 
 def drop_in_of(name):
-    return import_module(f"rollout_corr.frameworks.{name.partition(',')[0]}.dropin")
+    module = "functions" if name == "slime" else "dropin"
+    return import_module(f"rollout_corr.frameworks.{name.partition(',')[0]}.{module}")
 
 
 @pytest.fixture
@@ -208,7 +229,9 @@ def test_install_silences(made, caplog):
 # --- a Spec and a backend ---
 
 
-@pytest.mark.parametrize("name", [name for name in CALLS if name not in ("verl, metrics", "trl, asynchronous")])
+@pytest.mark.parametrize(
+    "name", [name for name in CALLS if name not in ("verl, metrics", "trl, asynchronous", "slime")]
+)
 def test_a_spec_stands_in_place_of_the_configuration(name, watched):
     out = rc.correct(TRAIN, ROLLOUT, mask=MASK, spec=SPEC)
     assert 0 < out.keep.sum() < 4
@@ -244,7 +267,7 @@ def test_which_of_our_metrics_are_logged(name, watched):
     assert not [key for key in theirs[0] if key.removeprefix("rollout_corr/") in out.metrics()]
 
 
-@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("name", [name for name in CALLS if name != "slime"])
 def test_the_backend_is_handed_on(name, watched):
     with pytest.raises(ValueError, match=r"backend: expected one of .*, got 'mine'"):
         CALLS[name](watched(name), TRAIN, backend="mine")
@@ -337,6 +360,63 @@ def said_of_batches(caplog):
     """The level and the words of every line that says whether the correction is active."""
     found = [(record.levelname, record.getMessage().partition("correction active: ")[2]) for record in caplog.records]
     return [(level, words) for level, words in found if words]
+
+
+OFF = (
+    '{is_correction_level: "off", is_correction_mode: mask, is_correction_gating: ratio, is_correction_threshold: [1]}'
+)
+# FRAMEWORK SETTINGS | what is said of the batch.
+SAID = f"""
+verl {{rollout_is: token, rollout_is_threshold: 1.2, rollout_rs: token_k1, rollout_rs_threshold: 2.0}} |
+    yes, rollout_is 'token' with threshold 1.2 and rollout_rs 'token_k1' with threshold 2.0
+verl {{}} | no, metrics only: neither rollout_is nor rollout_rs is set
+verl {{rollout_is: token, rollout_is_threshold: null}} |
+    no, metrics only: rollout_is is 'token', but rollout_is_threshold is None
+skyrl {{tis_ratio_type: token}} | yes, tis_ratio_type='token'
+skyrl {{tis_ratio_type: null}} | no, off_policy_correction switches nothing on
+skyrl {{token_mask_is_threshold_low: 0.5}} | no, token_mask_is_threshold_low works only together with the other bound
+xtuner {{rollout_is_threshold: [1.5, 0.7], rollout_is_veto_threshold: [1.9, 0.5]}} |
+    yes, rollout_is_level 'token', rollout_is_mode 'truncate', threshold (1.5, 0.7), veto (1.9, 0.5)
+xtuner {{rollout_is_veto_threshold: [20.0, 0.0]}} |
+    no, metrics only: rollout_is_threshold is None, which switches the mask and the veto off too
+areal {{upper: 1.1}} | yes, ratio at the level token, mask, bounds [None, 1.1]
+openrlhf {OFF} | no, is_correction_level is off
+slime {{use_tis: false}} | no, metrics only: --use-tis is off
+"""
+# FRAMEWORK SETTINGS | the error that a reader makes too.
+REFUSED = """
+verl {rollout_is: geometric} | rollout_is: expected null, 'token' or 'sequence'
+verl {rollout_is: token, rollout_is_threshold: true} | TypeError not a boolean
+verl {rollout_is: token, rollout_is_threshold: .nan} | rollout_is_threshold
+verl {rollout_rs: token_k1} | rollout_rs_threshold: expected a threshold
+trl {mode: word} | vllm_importance_sampling_mode: expected one of
+skyrl {tis_ratio_type: word} | tis_ratio_type: expected null or one of
+xtuner {rollout_is_level: word} | rollout_is_level: expected one of
+areal {action: clamp, metric: kl_k1} | action: expected 'mask' with metric 'kl_k1', as AReaL does
+areal {level: word} | level: expected one of
+slime {tis_level: word} | tis_level: expected one of
+slime {rs_level: word} | rs_level: expected one of
+slime {tis_mode: word} | tis_mode: expected one of
+slime {tis_upper_bound: 0.0} | tis_upper_bound: expected a number > 0
+"""
+
+
+@pytest.mark.parametrize(("given", "words"), rows(SAID))
+def test_what_becomes_of_a_batch_is_said_once(given, words, watched, caplog):
+    name, _, settings = given.partition(" ")
+    dropin = watched(name)
+    for _ in range(2):
+        CALLS[name](dropin, TRAIN, settings=yaml.safe_load(settings))
+    ((_, said),) = said_of_batches(caplog)
+    assert said == words
+
+
+@pytest.mark.parametrize(("given", "message"), rows(REFUSED))
+def test_wrong_settings(given, message, watched):
+    name, _, settings = given.partition(" ")
+    kind, pattern = error(message)
+    with pytest.raises(kind or ValueError, match=pattern):
+        CALLS[name](watched(name), TRAIN, settings=yaml.safe_load(settings))
 
 
 def test_every_install_says_anew_what_becomes_of_batches(made, caplog):

@@ -210,7 +210,7 @@ def settings(config: object) -> Given:
     given = given_in(config, TABLE, blocks=[("actor",)], whole=OF_ACTOR)
     for name in OLD:
         if given.says(name):
-            raise refused(name, "a setting of AReaL before rejection_sampling; write that block (docs/migrate.md)")
+            raise refused(name, "a setting of AReaL before rejection_sampling, which replaces it (docs/migrate.md)")
     if given.says("rejection_sampling") and given["use_sapo_loss"]:
         warn_once("use_sapo_loss", "areal: use_sapo_loss does not read rejection_sampling; leave that out", "areal")
     return given

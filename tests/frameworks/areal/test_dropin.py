@@ -104,19 +104,3 @@ def test_nonfinite_and_nothing_valid():
     for action in areal_config.ACTIONS:
         found = dropin.apply_rejection_sampling(proximal, old, mask * 0, None, configuration(action=action))
         assert not found.behave_imp_weight.any() and found.filtered_fraction == 0.0
-
-
-@pytest.mark.parametrize("name", ["level", "action", "metric", "agg"])
-def test_errors(name):
-    with pytest.raises(ValueError, match="action: expected 'mask' with metric 'kl_k1', as AReaL does"):
-        dropin.apply_rejection_sampling(*batch(), None, configuration(action="clamp", metric="kl_k1"))
-    with pytest.raises(ValueError, match=f"{name}: expected one of"):
-        dropin.apply_rejection_sampling(*batch(), None, configuration(**{name: "word"}))
-
-
-def test_says_what_it_does(caplog, monkeypatch):
-    monkeypatch.setattr(dropin.DROP_IN, "_told", set())
-    for _ in range(2):
-        dropin.apply_rejection_sampling(*batch(), None, configuration(upper=1.1))
-    (said,) = (words for words in caplog.messages if "correction active" in words)
-    assert said == "rollout-corr in areal: correction active: yes, ratio at the level token, mask, bounds [None, 1.1]"

@@ -108,7 +108,6 @@ def test_nonfinite():
 def test_errors():
     old, rollout, mask = batch()
     for tensor, kind, ratio, message in (
-        (rollout, ValueError, "word", "tis_ratio_type: expected null or one of"),
         (rollout[:, 1:], ValueError, "token", r"rollout_logp: expected shape \[6, 12\]"),
         (None, TypeError, "token", r"^rollout_logprobs: expected a tensor, got None; .*sampling_params\.logprobs"),
     ):
@@ -125,22 +124,6 @@ def test_a_spec_with_a_product_keeps_its_zeros():
     weights, _, kept = dropin.compute_off_policy_correction(old, rollout, mask, configuration(), spec=spec)
     assert not out.keep.all() and out.weights.any()
     assert torch.equal(weights, out.weights) and torch.equal(kept, mask)
-
-
-def test_says_what_it_does(caplog, monkeypatch):
-    """One bound of the token mask without the other, and a batch without log-probs, are SkyRL's silent no."""
-    monkeypatch.setattr(dropin.DROP_IN, "_told", set())
-    old, rollout, mask = batch()
-    for _ in range(2):
-        dropin.compute_off_policy_correction(old, rollout, mask, configuration(tis_ratio_type="token"))
-        dropin.compute_off_policy_correction(old, rollout, mask, configuration())
-        dropin.compute_off_policy_correction(old, rollout, mask, configuration(token_mask_is_threshold_low=0.5))
-        dropin.apply_off_policy_correction(mask, old, None, mask, configuration(tis_ratio_type="token"))
-    yes, off, half, missing = (said for said in caplog.messages if "correction active" in said)
-    assert "active: yes, tis_ratio_type='token'" in yes
-    assert "active: no, off_policy_correction switches nothing on" in off
-    assert "active: no, token_mask_is_threshold_low works only together with the other bound" in half
-    assert "active: no, the batch has no rollout_logprobs" in missing
 
 
 def test_a_spec_needs_the_log_probs_of_the_engine(caplog, monkeypatch):

@@ -141,14 +141,6 @@ def test_context_parallel(name, qkv_format, monkeypatch):
 
 def test_errors():
     given = batch()
-    for change, message in (
-        ({"tis_level": "word"}, "tis_level: expected one of"),
-        ({"tis_mode": "word"}, "tis_mode: expected one of"),
-        ({"rs_level": "word"}, "rs_level: expected one of"),
-        ({"tis_upper_bound": 0.0}, "tis_upper_bound: expected a number > 0"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            functions.mis(settings(**change), **given)
     given["loss_masks"][1] = torch.ones(2)
     with pytest.raises(ValueError, match=r"loss_masks: expected samples of lengths .*, got \[5, 2, 9, 4, 6\]"):
         functions.mis(settings(), **given)

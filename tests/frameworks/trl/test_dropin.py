@@ -200,8 +200,3 @@ def test_says_what_it_does(trainer, caplog):
     assert "active: yes, vllm_importance_sampling_mode 'token_mask', clip_max 1.2, clip_min 0.8" in yes
     assert "active: no, vllm_importance_sampling_correction is off" in off
     assert "active: no, use_vllm is off" in no_engine
-
-
-def test_errors():
-    with pytest.raises(ValueError, match="vllm_importance_sampling_mode: expected one of"):
-        dropin.importance_sampling_ratio(*batch(), "word")

@@ -188,11 +188,6 @@ def test_nonfinite():
 @pytest.mark.parametrize(
     ("options", "kind", "message"),
     [
-        ({"rollout_is": "geometric"}, ValueError, "rollout_is: expected null, 'token' or 'sequence'"),
-        ({"rollout_is": "token", "rollout_is_threshold": True}, TypeError, "not a boolean"),
-        ({"rollout_is": "token", "rollout_is_threshold": math.nan}, ValueError, "rollout_is_threshold"),
-        ({"rollout_rs": "token_k1"}, ValueError, "rollout_rs_threshold: expected a threshold"),
-        ({"rollout_rs": "token_k4", "rollout_rs_threshold": 2.0}, ValueError, "rollout_rs: expected one of"),
         (
             {"rollout": torch.ones(6, 8)},
             ValueError,
@@ -206,19 +201,6 @@ def test_nonfinite():
 def test_errors(options, kind, message):
     with pytest.raises(kind, match=message):
         correct(*(options.pop(name, x) for name, x in zip(("old", "rollout", "mask"), batch(), strict=True)), **options)
-
-
-def test_says_what_it_does(caplog, monkeypatch):
-    """Once each: that it corrects and how, that it does not and why; a threshold of None is verl's silent no."""
-    monkeypatch.setattr(dropin.DROP_IN, "_told", set())
-    for _ in range(2):
-        correct(*batch(), **EVERYTHING)
-        correct(*batch())
-        assert correct(*batch(), rollout_is="token", rollout_is_threshold=None)[0] is None
-    yes, off, silent = (said for said in caplog.messages if "correction active" in said)
-    assert "active: yes, rollout_is 'token' with threshold 1.2 and rollout_rs 'token_k1,seq_mean_k3'" in yes
-    assert "active: no, metrics only: neither rollout_is nor rollout_rs is set" in off
-    assert "active: no, metrics only: rollout_is is 'token', but rollout_is_threshold is None" in silent
 
 
 @pytest.mark.parametrize("spec", [None, rc.spec("verl.decoupled_token_is")])

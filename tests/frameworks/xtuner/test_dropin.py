@@ -128,9 +128,6 @@ def test_nonfinite():
 @pytest.mark.parametrize(
     ("change", "kind", "message"),
     [
-        ({"rollout_is_level": "word"}, ValueError, "rollout_is_level: expected one of"),
-        ({"rollout_is_threshold": (0.8, 1.2)}, ValueError, r"expected \(upper, lower\) with upper > lower"),
-        ({"rollout_is_mask_threshold": 2.0}, TypeError, "rollout_is_mask_threshold: expected a pair"),
         ({"old": torch.zeros(2, 25)}, ValueError, r"old_log_prob: expected shape \[1, S\], packed, got \[2, 25\]"),
         ({"lengths": LENGTHS[:-1]}, ValueError, "num_tokens: expected 25 tokens in total .*, got 21"),
         ({"rollout": torch.zeros(1, 24)}, ValueError, r"rollout_logp: expected shape \[1, 25\]"),
@@ -231,13 +228,3 @@ def test_vetoes_of_the_pull_request(level):
     for sign in (1.0, -1.0):
         mask = run((*given, torch.full((5,), sign)), **fields, rollout_is_veto_negative_adv_only=True)[1]
         assert torch.equal(mask, given[3].float() if sign > 0 else everyone) and everyone.sum() < given[3].sum()
-
-
-def test_says_what_it_does(caplog, monkeypatch):
-    monkeypatch.setattr(dropin.DROP_IN, "_told", set())
-    for _ in range(2):
-        run(pack(), **SHIPPED)
-        run(pack(), rollout_is_veto_threshold=(20.0, 0.0))
-    yes, no = (said for said in caplog.messages if "correction active" in said)
-    assert "active: yes, rollout_is_level 'token', rollout_is_mode 'both', threshold (1.5, 0.7), veto (1.9, 0.5)" in yes
-    assert "active: no, metrics only: rollout_is_threshold is None, which switches the mask and the veto off too" in no
