@@ -150,7 +150,7 @@ FAULTS = [
     *_in("rollout_corr/frameworks/shared/run_files.py", "frameworks/test_check.py",
          ('elif token in "}]":\n            around.pop()', 'elif token in "}":\n            around.pop()'),
     ),
-    *_in("rollout_corr/frameworks/verl/options.py", "frameworks/verl/test_options.py",
+    *_in("rollout_corr/frameworks/verl/options.py", "frameworks/test_presets.py::test_every_rejection_option_of_verl",
          ("return 1.0 / upper, upper", "return 0.0, upper"),
     ),
     *_in("rollout_corr/metrics/formulas.py", "metrics/test_peers.py",

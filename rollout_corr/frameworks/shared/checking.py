@@ -14,15 +14,17 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from ...metrics.limits import BY_KEY
 from ...specs.correction import Criterion, Spec, Weight
 from . import lookup
-from .names import FrameworkName
 from .run_files import SCRIPTS, UNKNOWN, Setting, Settings, UnreadableRun, nested, paths_and_words, settings_in, text_of
 from .settings import NoEquivalent, heard, misspelt, rows_in
 from .settings import Setting as Row
+
+if TYPE_CHECKING:
+    from .names import FrameworkName
 
 # Settings that a reader refuses one after the other, and characters of what it says.
 MOST_REFUSED, MOST = 8, 4000
@@ -334,7 +336,7 @@ def _read(framework: str, settings: Settings) -> tuple[Spec | None, list[ConfigP
         with heard() as notices:
             try:
                 # An object and no mapping: readers take it for a larger configuration than what they read.
-                spec = lookup.spec(cast(FrameworkName, framework), SimpleNamespace(**blocks))
+                spec = lookup.spec(cast("FrameworkName", framework), SimpleNamespace(**blocks))
             except NoEquivalent:
                 return None, problems
             except (TypeError, ValueError) as error:

@@ -15,16 +15,18 @@ from contextlib import suppress
 from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
-from typing import Any, Literal, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from ... import frameworks as package
 from ...specs.caches import cached
 from ...specs.correction import Spec
 from ...specs.validate import shown
-from .names import FrameworkName, RecipeName, SpecName
 from .preset import PRESETS, RECIPES, RENAMED, Preset, RecipeEntry
 from .preset import Recipe as Recipe
 from .settings import same_kind
+
+if TYPE_CHECKING:
+    from .names import FrameworkName, RecipeName, SpecName
 
 Entry = TypeVar("Entry")
 
