@@ -16,6 +16,7 @@ from rollout_corr.cli.main import main
 from rollout_corr.diagnose.doctor.diagnosis import CAUSES
 from rollout_corr.frameworks.shared.checking import recognized, settings_of_each
 from rollout_corr.frameworks.shared.run_files import UNKNOWN, settings_in
+from rollout_corr.frameworks.shared.scripts import scalar
 
 # `FRAMEWORK CONFIG | KEY | WORDS`, the configuration as the words of a command line.
 MISTAKES = r"""
@@ -368,6 +369,29 @@ def test_values_and_lines(name, content, expected, tmp_path):
     (tmp_path / name).write_text(content)
     found = settings_in(tmp_path / name)
     assert {key: (found[key].value, found[key].line) for key in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("'a b'", "a b"),
+        ('"0.5"', "0.5"),
+        ("'a\"", "'a\""),
+        ("'", "'"),
+        (" 0.5_2 ", 0.52),
+        ("1e-3", 1e-3),
+        ("7", 7),
+        ("[1, 'x', [2]]", [1, "x", [2]]),
+        ("[]", []),
+        ("null", None),
+        ("True", True),
+        ("no", "no"),
+    ],
+)
+def test_a_scalar(text, value):
+    """As Hydra and argparse read it."""
+    found = scalar(text)
+    assert found == value and type(found) is type(value)
 
 
 def test_other_forms_say_the_same(tmp_path):
