@@ -43,8 +43,10 @@ verl algorithm.rollout_correction.rollout_is=token actor_rollout_ref.rollout.top
 verl actor_rollout_ref.actor.tis_imp_ratio_cap=2.0 |
     actor.tis_imp_ratio_cap | 0.6.0 ... write algorithm.rollout_correction: {rollout_is: "token", rollout_is
 verl algorithm.rollout_is=true algorithm.rollout_is_threshold=2.0 algorithm.rollout_is_level=token
-    algorithm.rollout_is_mode=truncate | algorithm.rollout_is_level | up to 0.6.0 ... write algorithm.rollout_correction
-verl algorithm.rollout_is=true algorithm.rollout_is_threshold=3.0 | algorithm.rollout_is | up to 0.6.0
+    algorithm.rollout_is_mode=truncate |
+    algorithm.rollout_is_level | {rollout_is: "token", rollout_is_threshold: 2.0}; for its veto, rc.Criterion(
+verl algorithm.rollout_is=true algorithm.rollout_is_threshold=3.0 |
+    algorithm.rollout_is | up to 0.6.0 ... {rollout_is: "token", rollout_is_threshold: 3.0}
 verl algorithm.rollout_is=token | algorithm.rollout_is | nothing reads it ... algorithm.rollout_correction.rollout_is
 verl rollout_rs_threshold=2.0 rollout_rs=seq_max_k1 | rollout_rs | expected one of
 verl algorithm.rollout_correction.rollout_is=token algorithm.rollout_correction.rollout_plot_folder=true |
@@ -81,7 +83,7 @@ skyrl generator.sampling_params.temperature=0.6 trainer.algorithm.off_policy_cor
 areal actor.use_decoupled_loss=false actor.rejection_sampling.metric=ratio actor.rejection_sampling.upper=5.0 |
     actor.rejection_sampling.upper | does nothing while use_decoupled_loss
 areal actor.behave_imp_weight_cap=5.0 |
-    actor.behave_imp_weight_cap | before rejection_sampling, which replaces it
+    actor.behave_imp_weight_cap | write rejection_sampling: {level: token, action: mask, metric: ratio,
 rllm rllm.algorithm.rollout_correction.tis_cap=3.0 | rollout_correction.tis_cap | does nothing while tis_mode
 rllm rllm.algorithm.rollout_correction.bypass_mode=true rllm.algorithm.rollout_correction.tis_mode=token |
     rollout_correction.tis_mode | expected null with bypass_mode

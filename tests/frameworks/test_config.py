@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
+import torch
 import yaml
 
 import rollout_corr as rc
@@ -140,3 +141,67 @@ def test_grpo_config_itself(tmp_path):
     given = GRPOConfig(output_dir=str(tmp_path), use_vllm=True, use_cpu=True, report_to=[], bf16=False)
     assert rc.recipe("trl", given) == rc.recipe("trl", given.to_dict()) == rc.recipe("trl.dapo")
     assert all(getattr(given, name) == default_of(row) for name, row in TABLE.items())
+
+
+# --- settings that verl 0.6.0 and AReaL had once: refused, with the block that means the same today ---
+
+
+def block_of(framework, config):
+    """Return the block that a refusal says to write, and what it says behind it."""
+    with pytest.raises(ValueError, match="write") as caught:
+        rc.spec(framework, config)
+    _, _, line = str(caught.value).partition("write ")
+    block, _, rest = line.partition("}")
+    return yaml.safe_load(block.partition(": ")[2] + "}"), rest
+
+
+def of_060(**changes):
+    """The values that verl 0.6.0 shipped, its switch turned on."""
+    given = {"rollout_is_level": "token", "rollout_is_mode": "truncate", "rollout_is_veto_threshold": 1e-4}
+    return {"rollout_is": True, "rollout_is_threshold": 2.0, "rollout_is_threshold_lower": None, **given, **changes}
+
+
+@pytest.mark.parametrize("level", ["token", "sequence"])
+@pytest.mark.parametrize("lower", [None, 0.8])
+@pytest.mark.parametrize("mode", ["truncate", "clip", "mask"])
+def test_the_block_that_replaces_settings_of_0_6_0(level, lower, mode):
+    """The weight that 0.6.0 had: cut at 2, 0 outside of its bounds, or in the mask alone within them."""
+    block, rest = block_of(
+        "verl", of_060(rollout_is_level=level, rollout_is_threshold_lower=lower, rollout_is_mode=mode)
+    )
+    assert 'for its veto, rc.Criterion("ratio", lower=0.0001, drop="sequence", label="veto")' in rest
+    low, ratio = lower or 0.5, torch.tensor([0.3, 0.75, 0.85, 1.9, 2.3])
+    out = rc.correct(ratio.log()[:, None], torch.zeros(5, 1), spec=rc.spec("verl", block))
+    inside = (ratio >= low) & (ratio <= 2.0)
+    wanted = {"truncate": ratio.clamp(max=2.0), "clip": ratio.where(inside, 0.0), "mask": ratio}[mode]
+    kept = inside if mode == "mask" else torch.ones(5, dtype=torch.bool)
+    assert out.mask.flatten().tolist() == kept.tolist()
+    torch.testing.assert_close(out.weights.flatten()[kept], wanted[kept])
+
+
+@pytest.mark.parametrize(
+    ("framework", "config", "block"),
+    [
+        ("verl", {"tis_imp_ratio_cap": 2.0}, {"rollout_is": "token", "rollout_is_threshold": 2.0}),
+        ("verl", {"imp_ratio_cap": 8}, {"rollout_is": "token", "rollout_is_threshold": 8.0}),
+        ("verl", {"behav_imp_weight_cap": 5.0}, {"rollout_is": "token", "rollout_is_threshold": 5.0}),
+        ("verl", of_060(rollout_is=False), {"rollout_is": None}),
+        ("verl", of_060(rollout_is_threshold=None), {"rollout_is": None}),
+        ("areal", {"behav_imp_weight_cap": 5}, {"level": "token", "action": "mask", "metric": "ratio", "upper": 5.0}),
+        (
+            "areal",
+            {"behave_imp_weight_cap": 2.0, "behave_imp_weight_mode": "sequence_truncate"},
+            {"level": "sequence", "action": "clamp", "metric": "ratio", "upper": 2.0},
+        ),
+    ],
+)
+def test_the_block_that_replaces_a_cap(framework, config, block):
+    made, _ = block_of(framework, config)
+    assert made == block
+    assert rc.spec(framework, made)
+
+
+def test_a_geometric_weight_is_no_setting_any_more():
+    config = of_060(rollout_is_level="geometric", rollout_is_veto_threshold=None)
+    with pytest.raises(ValueError, match=r"write rc\.Weight\.geometric\(upper=2\.0\), which verl has no more$"):
+        rc.spec("verl", config)

@@ -298,7 +298,6 @@ SPEC_REFUSED = {
 {rollout_token_veto_threshold: 0} | rollout_token_veto_threshold: expected a finite number > 0, got 0
 {algorithm: {gamma: 1.0}, actor_rollout_ref: {actor: {tis_imp_ratio_cap: 8, lr: 1}}} | tis_imp_ratio_cap: a setting of
 {rollout_is: true, rollout_is_level: token} | rollout_is_level: a setting of verl up to 0.6.0; write algorithm.rollout_c
-{rollout_is: true, rollout_is_threshold: 2.0} | rollout_is: a setting of verl up to 0.6.0
 {algorithm: grpo} | TypeError algorithm: expected a mapping or a config object, got str 'grpo'
 """,
     "trl": "{vllm_importance_sampling_mode: geometric_mask} | vllm_importance_sampling_mode: expected one of",

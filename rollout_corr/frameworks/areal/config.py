@@ -210,7 +210,7 @@ def settings(config: object) -> Given:
     given = given_in(config, TABLE, blocks=[("actor",)], whole=OF_ACTOR)
     for name in OLD:
         if given.says(name):
-            raise refused(name, "a setting of AReaL before rejection_sampling, which replaces it (docs/migrate.md)")
+            raise refused(name, f"a setting of AReaL before rejection_sampling; {_instead(given)}")
     if given.says("rejection_sampling") and given["use_sapo_loss"]:
         warn_once("use_sapo_loss", "areal: use_sapo_loss does not read rejection_sampling; leave that out", "areal")
     return given
@@ -241,6 +241,19 @@ def recipe(given: Given) -> Recipe:
     # What M2PO drops leaves AReaL's count of tokens.
     drops = correction is not None and threshold is not None
     return Recipe(correction, Loss(surrogate, Mean(over="kept" if drops else "original")))
+
+
+def _instead(given: Given) -> str:
+    """Say what to write in place of a cap, which masked tokens above it unless a mode said otherwise."""
+    mode = given["behave_imp_weight_mode"] or "token_mask"
+    level, _, does = str(mode).partition("_")
+    cap = given["behave_imp_weight_cap"] or given["behav_imp_weight_cap"]
+    if mode == "disabled" or cap is None:
+        return "leave it out: it is off"
+    one_of("behave_imp_weight_mode", mode, [f"{level}_{does}" for level in LEVELS for does in ("mask", "truncate")])
+    action = {"mask": "mask", "truncate": "clamp"}[does]
+    upper = number("behave_imp_weight_cap", cap)
+    return f"write rejection_sampling: {{level: {level}, action: {action}, metric: ratio, upper: {upper!r}}}"
 
 
 def _correction(given: Given) -> Spec | None:

@@ -8,6 +8,7 @@ The configuration is `algorithm.rollout_correction`, since verl 0.6.1; settings 
 
 from __future__ import annotations
 
+import json
 from collections import ChainMap
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -45,6 +46,7 @@ from ..shared.recipe import (
 from ..shared.settings import (
     Block,
     Given,
+    boolean,
     fields_of,
     inner,
     known_in,
@@ -349,12 +351,45 @@ def _block(given: dict[str, Any]) -> dict[str, Any]:
     capped = {**actor, **given}
     for key in CAPS:
         if capped.get(key) not in (None, -1):
-            new = f'{PLACE}: {{rollout_is: "token", rollout_is_threshold: {capped[key]!r}}}'
-            raise refused(key, f"a setting of verl up to 0.6.0; write {new}")
+            cap = {"rollout_is": "token", "rollout_is_threshold": verl_options.number(key, capped[key])}
+            raise refused(key, f"a setting of verl up to 0.6.0; write {_as_block(cap)}")
     old = [key for key in FLAT if key in given] + ["rollout_is"] * isinstance(given.get("rollout_is"), bool)
     if old:
-        raise refused(old[0], f"a setting of verl up to 0.6.0; write {PLACE} (docs/migrate.md)")
+        raise refused(old[0], f"a setting of verl up to 0.6.0; {_instead(given)}")
     return {key: given[key] for key in given if key not in CAPS}
+
+
+def _as_block(settings: Mapping[str, Any]) -> str:
+    """Write a block of settings in one line of YAML."""
+    return f"{PLACE}: {{{', '.join(f'{key}: {json.dumps(value)}' for key, value in settings.items())}}}"
+
+
+def _instead(given: Mapping[str, Any]) -> str:
+    """Say what to write in place of the settings of 0.6.0, in which one ratio weighed and rejected."""
+    level, mode = given.get("rollout_is_level", "token"), given.get("rollout_is_mode", "truncate")
+    option = verl_options.OLD_RS_LEVELS[one_of("rollout_is_level", level, verl_options.OLD_RS_LEVELS)]
+    one_of("rollout_is_mode", mode, ("truncate", "mask", "clip"))
+    if not boolean("rollout_is", given.get("rollout_is")) or given.get("rollout_is_threshold") is None:
+        return f"write {_as_block({'rollout_is': None})}: it only measured, without rollout_is and its threshold"
+    upper = verl_options.number("rollout_is_threshold", given["rollout_is_threshold"])
+    least = given.get("rollout_is_threshold_lower")
+    lower = 1.0 / upper if least is None else verl_options.number("rollout_is_threshold_lower", least)
+    bounds = verl_options.text(lower, upper)
+    if level == "geometric":
+        outside = {"truncate": f"upper={upper!r}", "clip": f"lower={lower:g}, upper={upper!r}, outside='zero'"}
+        also = {"rollout_rs": option, "rollout_rs_threshold": verl_options.text(1.0 / upper, 1.0 / lower)}
+        block = f" and {_as_block(also)}" if mode == "mask" else ""
+        line = f"write rc.Weight.geometric({outside.get(mode, '')}), which verl has no more{block}"
+    else:
+        new: dict[str, Any] = {"rollout_is": level, "rollout_is_threshold": bounds if mode == "clip" else upper}
+        if mode == "mask":
+            # verl compares -log r with the logarithms of these.
+            new |= {"rollout_rs": option, "rollout_rs_threshold": verl_options.text(1.0 / upper, 1.0 / lower)}
+        line = f"write {_as_block(new)}"
+    veto = given.get("rollout_is_veto_threshold", 1e-4)
+    if veto is None:
+        return line
+    return f'{line}; for its veto, rc.Criterion("ratio", lower={veto!r}, drop="sequence", label="veto")'
 
 
 _old = partial(warn_old, "verl")
