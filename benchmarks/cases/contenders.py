@@ -40,7 +40,7 @@ from rollout_corr.specs.terms import Objective
 
 def contenders(batch: Batch, operation: Operation) -> list[Contender]:
     """Return all contenders of the GPU benchmark for an operation, absent ones too, but those by torch.compile."""
-    found = _losses(batch, operation) if operation.part else _corrections(batch, operation)
+    found = _losses(batch, operation) if operation.is_loss else _corrections(batch, operation)
     return sorted(found, key=lambda who: ORDER.index(who.name))
 
 
@@ -53,14 +53,14 @@ def ours(batch: Batch, operation: Operation) -> tuple[Callable[[], object], Call
 
 def with_compiler(batch: Batch, operation: Operation) -> list[Contender]:
     """Return ours, and our reference as it is and under torch.compile."""
-    traced = traced_loss if operation.part else traced_correct
+    traced = traced_loss if operation.is_loss else traced_correct
     both = [who for who in contenders(batch, operation) if who.name in (OURS, EAGER)]
     return [*both, traced(batch, operation)]
 
 
 def on_cpu(batch: Batch, operation: Operation) -> list[Contender]:
     """Return the contenders of the CPU benchmark, absent ones too."""
-    if operation.part:
+    if operation.is_loss:
         found = [plainly(who) if who.name == EAGER else who for who in _losses(batch, operation)]
         return [*found, *_own_losses(batch, operation)]
     verls = rc.spec(IN_VERL[operation.spec][1])
@@ -169,7 +169,7 @@ Forward = Callable[[], tuple[Tensor, Any]]
 def _losses(batch: Batch, operation: Operation) -> list[Contender]:
     correction = corrected(batch, operation.spec, "torch")
     given = (batch.new, batch.old, batch.advantages, correction.mask, correction.weights, operation.clip)
-    hand = of_part(BY_HAND, batch, operation, partial(by_hand.policy_loss, *given), by_hand.on_host)
+    hand = of_loss(BY_HAND, batch, partial(by_hand.policy_loss, *given), by_hand.on_host)
     return [*_ours(batch, operation, correction), hand, _verl_loss(batch, operation, correction)]
 
 
@@ -185,44 +185,28 @@ def _own_losses(batch: Batch, operation: Operation) -> list[Contender]:
     found = []
     for name, make in makes.items():
         why = own_losses.missing(name.lower()) or ("" if batch.cu_seqlens is None else "it has no packed form")
-        found.append(absent(name, why) if why else of_part(name, batch, operation, make(), lambda _: None))
+        found.append(absent(name, why) if why else of_loss(name, batch, make(), lambda _: None))
     return found
 
 
-def of_part(
+def of_loss(
     name: str,
     batch: Batch,
-    operation: Operation,
     forward: Forward,
     read: Callable[[Any], Mapping[str, float] | None] = dict,
     **about: Any,
 ) -> Contender:
-    """Return a contender for the part of a loss that the operation names: forward, backward, or both."""
+    """Return a contender for a loss, forward and backward."""
 
-    def gradient(value: Tensor, keep: bool = False) -> Tensor:
-        return torch.autograd.grad(value, batch.new, retain_graph=keep)[0]
-
-    def both() -> tuple[Tensor, Tensor]:
-        value, _ = forward()
-        return value, gradient(value)
+    def both() -> tuple[Tensor, Tensor, Any]:
+        value, metrics = forward()
+        return value, torch.autograd.grad(value, batch.new)[0], metrics
 
     def whole() -> Outcome:
-        value, metrics = forward()
-        found = None if operation.part == "forward" else gradient(value)
-        return Outcome(value=value.detach(), gradient=found, metrics=read(metrics))
+        value, gradient, metrics = both()
+        return Outcome(value=value.detach(), gradient=gradient, metrics=read(metrics))
 
-    if operation.part != "backward":
-        return Contender(name, both if operation.part == "both" else forward, whole, **about)
-    graph: list[Tensor] = []
-
-    def backward() -> Tensor:
-        # The first call, which is not timed, makes the graph.
-        if not graph:
-            graph.append(forward()[0])
-        return gradient(graph[0], keep=True)
-
-    # autograd runs a backward on the stream of its forward, which is not the one that captures.
-    return Contender(name, backward, whole, **{**about, "capturable": False})
+    return Contender(name, both, whole, **about)
 
 
 def loss_of(
@@ -242,9 +226,7 @@ def _ours(batch: Batch, operation: Operation, correction: rc.Correction) -> list
             out = loss_of(batch, operation, batch.new, backend=backend, correction=correction)
             return out.value, out
 
-        return of_part(
-            name, batch, operation, forward, lambda out: out.metrics(operation.scheme), capturable=name != EAGER
-        )
+        return of_loss(name, batch, forward, lambda out: out.metrics(operation.scheme), capturable=name != EAGER)
 
     return [one(OURS, "auto"), one(EAGER, "torch")]
 
@@ -265,7 +247,7 @@ def traced_loss(batch: Batch, operation: Operation, **how: Any) -> Contender:
         value, statistics = compiled(batch.new)
         return value, Statistics(None, statistics, objective)
 
-    return of_part(TRACED, batch, operation, forward, lambda found: found.metrics(), slow=True)
+    return of_loss(TRACED, batch, forward, lambda found: found.metrics(), slow=True)
 
 
 def _verl_loss(batch: Batch, operation: Operation, correction: rc.Correction) -> Contender:
@@ -273,4 +255,4 @@ def _verl_loss(batch: Batch, operation: Operation, correction: rc.Correction) ->
     if function is None or batch.cu_seqlens is not None:
         return absent(VERL, reason or "it has no packed form")
     loss, given = verl_loss(operation.clip), (batch.old, batch.new, batch.advantages, correction.mask)
-    return of_part(VERL, batch, operation, lambda: loss(*given, correction.weights), capturable=False)
+    return of_loss(VERL, batch, lambda: loss(*given, correction.weights), capturable=False)

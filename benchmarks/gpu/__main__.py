@@ -23,14 +23,14 @@ from benchmarks.cases.operations import TRACED as TRACED_PLAN
 from benchmarks.gpu import checks, headline, kernels
 from benchmarks.gpu import tables as gpu_tables
 from benchmarks.gpu.device import Gpu
-from benchmarks.gpu.measure import KEPT_LINES, Budget, first_line, measure, profiled
+from benchmarks.gpu.measure import KEPT_LINES, Budget, first_line, measure
 
 # Seconds of rounds for an operation.
 ROUNDS = 3.0
 # Seconds that an operation may take: with less left none begins, so that a run ends in time.
 ROOM = 8.0
-# Parts of the benchmark, and the list of the results that each fills. Last the profile: see measure.profiled.
-PARTS = {"times": "measured", "traced": "traced", "profile": "profiled"}
+# Parts of the benchmark, and the list of the results that each fills.
+PARTS = {"times": "measured", "traced": "traced"}
 
 Results = dict[str, Any]
 
@@ -46,11 +46,8 @@ def measured(where: Gpu, results: Results, options: argparse.Namespace, budget: 
                 results["not_reached"].append([case.name, operation.name])
                 continue
             try:
-                if part == "profile":
-                    found = profiled(where, case, operation)
-                else:
-                    how = {"seconds": options.rounds, "budget": budget, "everybody": everybody}
-                    found = measure(where, case, operation, **how)
+                how = {"seconds": options.rounds, "budget": budget, "everybody": everybody}
+                found = measure(where, case, operation, **how)
             except Exception as problem:  # noqa: BLE001  (said below)
                 # An operation that fails in whatever way must not lose those behind it: it is in the results as a
                 # problem with the end of its traceback, and the exit status tells. An error that stays on the device
@@ -62,8 +59,7 @@ def measured(where: Gpu, results: Results, options: argparse.Namespace, budget: 
             results[into].append(found)
             if options.json is not None:
                 machine.write(options.json, results)
-            if part != "profile" or "problem" in found:
-                print(gpu_tables.one_line(found), file=sys.stderr, flush=True)
+            print(gpu_tables.one_line(found), file=sys.stderr, flush=True)
             if "problem" in found:
                 where.free()
                 where.synchronize()

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import gc
-import json
 import shutil
 import subprocess
-import tempfile
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
-from torch.profiler import profile, record_function, supported_activities
+from torch.autograd import DeviceType
+from torch.profiler import profile, supported_activities
 
 from benchmarks.cpu.memory import Memory
-from benchmarks.gpu import trace
 
 # A millisecond or two: long compared with the two events around it.
 TICKS = 2_000_000
+# Calls that are put into one graph, each on a batch of its own, and the size up to which that is worth its memory.
+IN_A_ROW, MOST_IN_A_ROW = 16, 1 << 21
 
 Call = Callable[[], object]
 Seconds = Callable[[], float]
@@ -149,19 +148,15 @@ class Gpu:
         del result
         return Memory(temporaries, outputs)
 
-    def counts(self, call: Call) -> trace.Counts | None:
-        """Count what a call launches; None where the profiler sees no device."""
+    def kernels(self, call: Call) -> list[tuple[str, int, float]]:
+        """Return (name, times, microseconds in all) of what a call runs on the device, none without a profiler."""
         self.synchronize()
         with profile(activities=supported_activities()) as run:
-            with record_function(trace.LABEL):
-                result = call()
+            result = call()
             self.synchronize()
         del result
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "trace.json"
-            run.export_chrome_trace(str(path))
-            events = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
-        return trace.counts(events)
+        found = [one for one in run.key_averages() if one.device_type == DeviceType.CUDA]
+        return [(one.key, one.count, one.self_device_time_total) for one in found]
 
     def free(self) -> None:
         """Free cached memory between cases."""

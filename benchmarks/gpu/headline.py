@@ -21,8 +21,7 @@ from benchmarks.cases.batches import CASES, make
 from benchmarks.cases.contender import EAGER, OURS
 from benchmarks.cases.contenders import contenders, ours
 from benchmarks.cases.operations import BOTH, METRICS, TOKEN, bytes_per_slot
-from benchmarks.gpu.device import Gpu
-from benchmarks.gpu.measure import IN_A_ROW, MOST_IN_A_ROW
+from benchmarks.gpu.device import IN_A_ROW, MOST_IN_A_ROW, Gpu
 from rollout_corr.kernels.launches import Launch, compiled_beside
 
 HEADLINE = [

@@ -1,4 +1,4 @@
-"""Measurements of one operation on one batch: times of interleaved rounds and memory; and, apart, profiler counts."""
+"""Measurements of one operation on one batch: times of interleaved rounds, and memory."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -20,8 +20,6 @@ from benchmarks.cpu.turns import without_collector
 from benchmarks.gpu.device import Call, Gpu, Seconds
 
 FEWEST, MOST = 5, 51
-# Calls that are put into one graph, each on a batch of its own, and the size up to which that is worth its memory.
-IN_A_ROW, MOST_IN_A_ROW = 16, 1 << 21
 # With fewer seconds left no contender begins to compile for long.
 COMPILING = 30.0
 # Lines that are kept of a traceback.
@@ -48,25 +46,20 @@ class Timed:
     Attributes:
         contender: The contender.
         run: What is timed on the device: the call, or the replay of a graph that holds it.
-        row: Replay of a graph that holds IN_A_ROW calls, None without one.
         device: Times of `run` from cold caches.
-        in_a_row: Times of `row`.
         call: Seconds of the host's clock until the device is done, without metrics.
         wall: Seconds of the host's clock with metrics on the host.
     """
 
     contender: Contender
     run: Call
-    row: Call | None = None
     device: list[Seconds] = field(default_factory=list)
-    in_a_row: list[Seconds] = field(default_factory=list)
     call: list[float] = field(default_factory=list)
     wall: list[float] = field(default_factory=list)
 
     def summary(self) -> dict[str, dict[str, float]]:
         """Return the summaries of all times, in milliseconds."""
         times = {"device_ms": [read() for read in self.device], "call_ms": self.call, "wall_ms": self.wall}
-        times |= {"row_ms": [read() / IN_A_ROW for read in self.in_a_row]} if self.row is not None else {}
         return {name: summary(taken) for name, taken in times.items()}
 
 
@@ -144,7 +137,7 @@ def measure(
     ready = []
     for who in right:
         try:
-            one, about = prepare(device, case, operation, who, everybody)
+            one, about = prepare(device, who)
         except torch.OutOfMemoryError as problem:
             leave_out(who, f"not timed: {first_line(problem)}")
             continue
@@ -156,9 +149,7 @@ def measure(
     return {**found, "copy_bytes": device.copy_bytes, "rounds": len(copies), "copy_ms": summary(copies)}
 
 
-def prepare(
-    device: Gpu, case: Case, operation: Operation, who: Contender, everybody: Everybody
-) -> tuple[Timed, dict[str, Any]]:
+def prepare(device: Gpu, who: Contender) -> tuple[Timed, dict[str, Any]]:
     """Measure memory, and capture the call where that is possible; return also what goes into the contender's row."""
     assert who.on_device is not None
     held = device.memory(who.on_device)
@@ -167,23 +158,9 @@ def prepare(
     if who.capturable and not device.waits(who.on_device):
         try:
             one.run, about["how"] = device.graph([who.on_device]), "graph"
-            one.row = calls_in_a_row(device, case, operation, who, everybody)
         except RuntimeError as problem:
             about["not_captured"] = first_line(problem)
     return one, about
-
-
-def calls_in_a_row(device: Gpu, case: Case, operation: Operation, who: Contender, everybody: Everybody) -> Call | None:
-    """Capture calls of ours one after the other, each on its own inputs; None for others and for large batches."""
-    if who.name != OURS or case.tokens > MOST_IN_A_ROW:
-        return None
-    calls = []
-    for seed in range(1, IN_A_ROW + 1):
-        another = everybody(make(case, "cuda", seed), operation)
-        call = next(one.on_device for one in another if one.name == OURS)
-        assert call is not None
-        calls.append(call)
-    return device.graph(calls)
 
 
 def rounds(device: Gpu, ready: Sequence[Timed], seconds: float) -> list[float]:
@@ -200,34 +177,9 @@ def rounds(device: Gpu, ready: Sequence[Timed], seconds: float) -> list[float]:
             shuffle(shuffled)
             for one in shuffled:
                 one.device.append(device.timed(one.run))
-                if one.row is not None:
-                    one.in_a_row.append(device.timed(one.row))
                 for call, taken in ((one.contender.on_device, one.call), (one.contender.whole, one.wall)):
                     assert call is not None
                     device.evict()
                     taken.append(device.wall(call))
             device.synchronize()
     return [read() for read in copies]
-
-
-def profiled(device: Gpu, case: Case, operation: Operation) -> dict[str, Any]:
-    """Count launches, copies and waits of all who do not compile for long; of ours also with metrics on the host.
-
-    Not together with the times, because a profiler that has run once may slow down whatever is launched after it.
-    """
-    device.free()
-    batch = make(case, "cuda")
-    rows = []
-    for who in contenders(batch, operation):
-        if who.on_device is None or who.whole is None or who.slow:
-            continue
-        calls = {"on_device": who.on_device} | ({"whole": who.whole} if who.name == OURS else {})
-        row: dict[str, Any] = {"name": who.name}
-        for name, call in calls.items():
-            # Once before, so that nothing is compiled under the profiler.
-            call()
-            found = device.counts(call)
-            if found is not None:
-                row[name] = asdict(found)
-        rows.append(row)
-    return {"case": case.name, "operation": operation.name, "rows": rows}

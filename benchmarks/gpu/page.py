@@ -6,21 +6,19 @@ from collections.abc import Sequence
 from statistics import median
 
 from benchmarks.gpu import tables as gpu_tables
-from benchmarks.gpu.measure import IN_A_ROW
+from benchmarks.gpu.device import IN_A_ROW
 from benchmarks.tables import Found, Table, markdown
 
 METHOD = """\
 **How.** In each measurement all results are compared with ours first, and ours with the reference: a wrong one is not
 timed. Then all run once a round in random order, and so does a copy of 1 GiB within the device. Before each call the
-L2 cache is overwritten. *GPU ms* is the time between two events around the replay of a CUDA graph that holds one call;
-where the host waits inside the call it cannot be captured, and the events are around the call itself (marked e). *In a
-row* is one of 16 calls in one graph, each on its own inputs, without gaps in which the device waits for the host. *Call
-ms* is the host's clock from the call until the device is done, *whole ms* includes reading the metrics.
-Launches, copies and waits of the host are counted by torch's profiler, extra memory by torch's allocator: its peak
-beyond inputs and outputs. *GB/s* is the required bytes (each input read once, each output written once) over GPU ms,
-*of a copy* its part of what the copy in the same rounds reached. torch.compile is
-measured apart with ours next to it, because compiling may take longer than all the rest; it is told the shapes
-(`dynamic=False`).
+L2 cache is overwritten. *GPU ms* is the time between two events around the replay of a CUDA graph that holds one
+call; where the host waits inside the call it cannot be captured, and the events are around the call itself (marked
+e). *Call ms* is the host's clock from the call until the device is done, *whole ms* includes reading the metrics.
+Extra memory is the peak of torch's allocator beyond inputs and outputs. *GB/s* is the required bytes (each input read
+once, each output written once) over GPU ms, *of a copy* its part of what the copy in the same rounds reached.
+torch.compile is measured apart with ours next to it, because compiling may take longer than all the rest; it is told
+the shapes (`dynamic=False`).
 """
 
 
@@ -34,7 +32,7 @@ def saying(step: Found) -> str:
             f"{found['passed']} of {found['tests']} passed, {len(found['failed'])} failed, {found['skipped']} skipped"
         )
     if "measured" in found:
-        words = {"measured": "timed", "traced": "by torch.compile too", "profiled": "profiled"}
+        words = {"measured": "timed", "traced": "by torch.compile too"}
         many = {word: sum("problem" not in one for one in found[name]) for name, word in words.items() if found[name]}
         many |= {"with a problem": len(gpu_tables.problems(found)), "not reached": len(found["not_reached"])}
         return ", ".join(f"{count} {word}" for word, count in many.items() if count)
@@ -105,7 +103,7 @@ def facts(report: Found) -> list[str]:
 def body(report: Found) -> list[str]:
     """Return facts, method, tables, and a list of what was not timed."""
     shown, results = own_tables(report), found_by(report, "benchmark")
-    shown += gpu_tables.all_tables(results) if results else []
+    shown += gpu_tables.all_tables(results, found_by(report, "first").get("calls", ())) if results else []
     lines = [*facts(report), "", METHOD, *markdown([table for table in shown if table.rows])]
     if results and gpu_tables.notes(results):
         lines += ["**Not timed:**", "", *(f"- {note}." for note in gpu_tables.notes(results)), ""]

@@ -84,9 +84,9 @@ def steps(rehearsal: bool = False) -> list[Step]:
     tests += ["--numprocesses", f"{processes}"] if find_spec("xdist") and not rehearsal else []
     rooms = ["tests/kernels", "tests/backends", "tests/api"]
     quick = ["--quick", *(["--without-gpu", "tests/kernels/test_graphs.py"] if rehearsal else rooms)]
-    checks = ["many_sequences", *([] if rehearsal else ["compiles", "many_tokens"])]
+    checks = ["many_tokens", *([] if rehearsal else ["compiles"])]
     benchmark = [*run, "benchmark", *json_and_size, "--seconds", "{seconds}", "--rounds", "1.5"]
-    benchmark += ["--cases", "SkyRL's row"] if rehearsal else ["--parts", "times", "traced", "profile"]
+    benchmark += ["--cases", "SkyRL's row"] if rehearsal else ["--parts", "times", "traced"]
     counters = ["ncu", "--clock-control", "none", "--csv", "--set", "basic", "--section", "WarpStateStats"]
     counters += ["--section", "ComputeWorkloadAnalysis", "--kernel-name", COUNTED, "--launch-count", "40"]
 
@@ -101,7 +101,7 @@ def steps(rehearsal: bool = False) -> list[Step]:
         Step("kernels", "each kernel alone, registers", [*each, *json_and_size], 40.0),
         Step("tests", "the tests that need a GPU, a case each", [*tests, *quick], 100.0, may_be_cut=True),
         Step("checks", "sizes, torch.compile", everything, 60.0, may_be_cut=True),
-        Step("benchmark", "times, bytes, memory, launches", benchmark, 140.0),
+        Step("benchmark", "times, bytes, memory", benchmark, 140.0),
         Step("counters", "hardware counters", [*counters, *each, "--once", *tiny], 40.0, True, "ncu"),
         # Every tensor its own allocation, so that a step beyond one is seen.
         watched("memcheck", "no access out of bounds", PYTORCH_NO_CUDA_MEMORY_CACHING="1"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -104,7 +104,7 @@ def measured(results: Found, which: str = "measured") -> list[Found]:
 
 def problems(results: Found) -> list[Found]:
     """The entries of all lists that have a problem in place of times."""
-    everything = [found for name in ("measured", "traced", "profiled") for found in results[name]]
+    everything = [found for name in ("measured", "traced") for found in results[name]]
     return [found for found in everything if "problem" in found]
 
 
@@ -155,25 +155,13 @@ def our_table(results: Found) -> Table:
     def ours(cell: Column) -> Column:
         return lambda found: cell(row_of(found, OURS) or {})
 
-    def counted(which: str, *names: str) -> Column:
-        def cell(found: Found) -> str:
-            rows = (row for where, row in _profiled(results) if where == _where(found) and row["name"] == OURS)
-            row = next(rows, None)
-            return "-" if row is None else str(sum(row[which][name] for name in names))
-
-        return cell
-
     def speed(found: Found) -> float:
         return gigabytes(found, row_of(found, OURS) or {})
 
     columns: dict[str, Column] = {
         "GPU ms": ours(partial(_median, what="device_ms")),
-        "in a row ms": ours(partial(_median, what="row_ms")),
         "call ms": ours(partial(_median, what="call_ms")),
         "whole ms": ours(partial(_median, what="wall_ms")),
-        "launches": counted("on_device", "kernels", "fills"),
-        "waits": counted("on_device", "syncs"),
-        "waits, whole": counted("whole", "syncs"),
         "extra MiB": ours(lambda row: mebibytes(row["temporaries"])),
         "GB/s": lambda found: number(speed(found)),
         "of a copy": lambda found: f"{speed(found) / copied(found):.0%}",
@@ -198,14 +186,6 @@ def _spread(row: Found, what: str) -> str:
     return f"{number(taken['median'])} ({number(taken['low'])}-{number(taken['high'])}){mark}"
 
 
-def _profiled(results: Found) -> Iterator[tuple[tuple[str, str], Found]]:
-    """Yield ((case, operation), row) of everything that was profiled."""
-    for found in results["profiled"]:
-        for row in sorted(found.get("rows", ()), key=lambda row: ORDER.index(row["name"])):
-            if "on_device" in row:
-                yield _where(found), row
-
-
 def traced_table(results: Found) -> Table:
     """Ours next to our compiled reference, which is measured apart because compiling takes long."""
     head = [*WHERE, "first call s", "GPU ms", "ours", "times as fast", "call ms", "ours", "times as fast"]
@@ -220,7 +200,7 @@ def traced_table(results: Found) -> Table:
     return Table("torch.compile of our reference, without metrics", head, rows, 2)
 
 
-def value_of(promise: Promise, found: Found, everything: Iterable[Found]) -> float | None:
+def value_of(promise: Promise, found: Found, everything: Iterable[Found], headline: Iterable[Found]) -> float | None:
     """Return the value that a promise is about; None where it was not measured."""
     row = row_of(found, OURS)
     if row is None:
@@ -230,7 +210,8 @@ def value_of(promise: Promise, found: Found, everything: Iterable[Found]) -> flo
         return share if promise.kind == "share" else 1.0 / share
     if promise.kind == "microseconds":
         # Of calls in a row where that is known, whose gaps no host can fill, else of one call.
-        return 1e3 * float(row.get("row_ms", row["device_ms"])["median"])
+        in_a_row = (call["us"] for call in headline if _where(call) == _where(found))
+        return float(next(in_a_row, 1e3 * row["device_ms"]["median"]))
     if promise.kind == "memory":
         # The required bytes are the inputs and outputs.
         return float(row["temporaries"] / found["required_bytes"])
@@ -244,14 +225,14 @@ def value_of(promise: Promise, found: Found, everything: Iterable[Found]) -> flo
     return None if long is None else float(row["device_ms"]["median"] / long["device_ms"]["median"])
 
 
-def promise_table(results: Found) -> Table:
+def promise_table(results: Found, headline: Sequence[Found]) -> Table:
     """Promised and reached; a tiny run reaches nothing."""
     rows: list[list[str]] = []
     for promise in () if results["tiny"] else PROMISES:
         for found in measured(results, "traced" if promise.kind == "traced" else "measured"):
             if _where(found) != (promise.case, promise.operation):
                 continue
-            value = value_of(promise, found, measured(results))
+            value = value_of(promise, found, measured(results), headline)
             if value is not None:
                 good = (promise.least is None or value >= promise.least) and (
                     promise.most is None or value <= promise.most
@@ -260,11 +241,11 @@ def promise_table(results: Found) -> Table:
     return Table("Promised and reached", [*WHERE, "promised", "reached", "met"], rows, 3)
 
 
-def all_tables(results: Found) -> list[Table]:
-    """Every table that has rows."""
+def all_tables(results: Found, headline: Sequence[Found] = ()) -> list[Table]:
+    """Every table that has rows; `headline` has the calls of the report's first step."""
     median = "median (10 % - 90 %)"
     found: Sequence[Table] = [
-        promise_table(results),
+        promise_table(results, headline),
         our_table(results),
         traced_table(results),
         everybody_table(

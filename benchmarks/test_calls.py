@@ -1,7 +1,7 @@
-"""The CPU benchmark's cases under pytest-benchmark: `pytest benchmarks/` (`-m slow` for the large sizes).
+"""The cases of both benchmarks under pytest-benchmark: `pytest benchmarks/`, `-m slow` for large sizes, `-m gpu`.
 
 For comparing two commits (`--benchmark-save`, `--benchmark-compare`). Published figures come from
-`python -m benchmarks.cpu`, which interleaves.
+`python -m benchmarks.cpu` and `python -m benchmarks.gpu`, which interleave.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.cases.batches import LAYOUTS, SHAPES, Batch, both_layouts
-from benchmarks.cases.contender import OURS
-from benchmarks.cases.contenders import on_cpu
-from benchmarks.cases.operations import METRICS, WORKLOADS, Operation, required_bytes
+from benchmarks.cases import gate
+from benchmarks.cases.batches import LAYOUTS, SHAPES, Batch, Case, both_layouts, make
+from benchmarks.cases.contender import BY_HAND, EAGER, OURS, VERL
+from benchmarks.cases.contenders import contenders, on_cpu
+from benchmarks.cases.operations import METRICS, WORKLOADS, Operation, planned, required_bytes
 from benchmarks.cpu.__main__ import compare
 
 
@@ -56,3 +57,23 @@ def test_cpu(benchmark: Any, shape: tuple[int, int], layout: str, workload: Oper
     benchmark.group = f"{shape[0]} x {shape[1]} {layout}, {workload.name}"
     benchmark.extra_info["required_bytes"] = required_bytes(batch, workload)
     benchmark(calls[name])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", [OURS, EAGER, BY_HAND, VERL])
+@pytest.mark.parametrize(("case", "operation"), planned(tiny=False), ids=lambda x: x.name)
+def test_gpu(benchmark: Any, case: Case, operation: Operation, name: str) -> None:
+    batch = make(case, "cuda")
+    calls = {who.name: who.whole for who in contenders(batch, operation) if who.whole is not None}
+    if name not in calls:
+        pytest.skip(f"{name} does not run here")
+    wrong = gate.check(batch, operation, {who: calls[who]() for who in dict.fromkeys((OURS, EAGER, name))})
+    assert not wrong
+    benchmark.group = f"{case.name}, {operation.name}"
+    benchmark.extra_info["required_bytes"] = required_bytes(batch, operation)
+
+    def call() -> None:
+        calls[name]()
+        torch.cuda.synchronize()
+
+    benchmark(call)
