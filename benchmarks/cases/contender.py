@@ -14,9 +14,7 @@ EAGER = "our reference"
 TRACED = "our reference, torch.compile"
 BY_HAND = "torch by hand"
 VERL = "verl"
-# By their own statements.
-SKYRL_OWN, TRL_OWN = "SkyRL", "TRL"
-ORDER = (OURS, VERL_METRICS, EAGER, TRACED, BY_HAND, VERL, SKYRL_OWN, TRL_OWN)
+ORDER = (OURS, VERL_METRICS, EAGER, TRACED, BY_HAND, VERL)
 # Computed by our definition, so masks must be equal to the bit.
 OWN = (EAGER, TRACED)
 

@@ -19,9 +19,7 @@ from benchmarks.cases.contender import (
     EAGER,
     ORDER,
     OURS,
-    SKYRL_OWN,
     TRACED,
-    TRL_OWN,
     VERL,
     VERL_METRICS,
     Contender,
@@ -29,10 +27,9 @@ from benchmarks.cases.contender import (
     absent,
 )
 from benchmarks.cases.operations import IN_VERL, Operation
-from benchmarks.peers import by_hand, own_losses
+from benchmarks.peers import by_hand
 from benchmarks.peers.installed import verl_function, verl_loss
-from rollout_corr.api.policy_loss import LOSSES
-from rollout_corr.backends import loss_blocks, whole
+from rollout_corr.backends import whole
 from rollout_corr.backends.run import CORRECTIONS
 from rollout_corr.metrics.statistics import Statistics
 from rollout_corr.specs.terms import Objective
@@ -59,10 +56,7 @@ def with_compiler(batch: Batch, operation: Operation) -> list[Contender]:
 
 
 def on_cpu(batch: Batch, operation: Operation) -> list[Contender]:
-    """Return the contenders of the CPU benchmark, absent ones too."""
-    if operation.is_loss:
-        found = [plainly(who) if who.name == EAGER else who for who in _losses(batch, operation)]
-        return [*found, *_own_losses(batch, operation)]
+    """Return the contenders of the CPU benchmark for a correction, absent ones too."""
     verls = rc.spec(IN_VERL[operation.spec][1])
     return [
         _correct(OURS, batch, operation),
@@ -76,7 +70,7 @@ def on_cpu(batch: Batch, operation: Operation) -> list[Contender]:
 @contextmanager
 def whole_batches() -> Iterator[None]:
     """Let the CPU run the definition on the whole batch, as a device does, where ours takes blocks."""
-    with mock.patch.dict(CORRECTIONS, blocks=whole.run_whole), mock.patch.dict(LOSSES, blocks=loss_blocks.run_whole):
+    with mock.patch.dict(CORRECTIONS, blocks=whole.run_whole):
         yield
 
 
@@ -171,22 +165,6 @@ def _losses(batch: Batch, operation: Operation) -> list[Contender]:
     given = (batch.new, batch.old, batch.advantages, correction.mask, correction.weights, operation.clip)
     hand = of_loss(BY_HAND, batch, partial(by_hand.policy_loss, *given), by_hand.on_host)
     return [*_ours(batch, operation, correction), hand, _verl_loss(batch, operation, correction)]
-
-
-def _own_losses(batch: Batch, operation: Operation) -> list[Contender]:
-    """SkyRL's and TRL's losses by their own statements; metrics are read and not compared."""
-    correction, weight = corrected(batch, operation.spec, "torch"), operation.spec.weight
-    given = (batch.new, batch.old, batch.advantages, correction.mask, correction.weights)
-    assert weight is not None and weight.upper is not None
-    makes: dict[str, Callable[[], Forward]] = {
-        SKYRL_OWN: lambda: own_losses.skyrl_loss(*given[:2], batch.rollout, *given[2:4], weight.upper, operation.clip),
-        TRL_OWN: lambda: own_losses.trl_loss(*given, *operation.clip[:2]),
-    }
-    found = []
-    for name, make in makes.items():
-        why = own_losses.missing(name.lower()) or ("" if batch.cu_seqlens is None else "it has no packed form")
-        found.append(absent(name, why) if why else of_loss(name, batch, make(), lambda _: None))
-    return found
 
 
 def of_loss(

@@ -59,7 +59,6 @@ BOTH = Operation("PPO loss, forward + backward", TOKEN_SPEC, is_loss=True)
 
 # Of the CPU benchmark.
 WORKLOADS = (METRICS, replace(TOKEN, name="weights + rejection"))
-CPU_LOSS = replace(BOTH, name="policy_loss, forward + backward")
 
 # Operations by case in the order in which a GPU is asked for them: first what has a promise.
 Plan = tuple[tuple[str, tuple[Operation, ...]], ...]

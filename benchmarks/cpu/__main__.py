@@ -22,7 +22,7 @@ from benchmarks.cases import gate
 from benchmarks.cases.batches import LAYOUTS, SHAPES, Batch, both_layouts
 from benchmarks.cases.contender import OURS, Contender, Outcome
 from benchmarks.cases.contenders import on_cpu
-from benchmarks.cases.operations import CPU_LOSS, WORKLOADS, Operation, required_bytes
+from benchmarks.cases.operations import WORKLOADS, Operation, required_bytes
 from benchmarks.cpu import memory
 from benchmarks.cpu import tables as cpu_tables
 from benchmarks.cpu.turns import FEWEST, MOST, Calibration, quiet, rounds_for, take_turns
@@ -99,29 +99,26 @@ def run(options: argparse.Namespace) -> Found:
         "machine": machine.describe(),
         "import_ms": _milliseconds(machine.import_seconds()),
         "cases": [],
-        "losses": [],
     }
     calibrate = Calibration()
 
     # Last those with pages kept, because that cannot be undone.
     keeping = 0 if options.quick else len(options.shapes)
     layouts = LAYOUTS[:1] if options.quick else LAYOUTS
-    cases = len(options.shapes) * len(layouts)
-    total = len(WORKLOADS) * (cases + keeping) + cases
+    total = len(WORKLOADS) * (len(options.shapes) * len(layouts) + keeping)
     start = time.perf_counter()
 
     def add(batch: Batch, pages: str, *workloads: Operation) -> None:
         for workload in workloads:
             case = {"pages": pages, **one_case(batch, workload, calibrate, options.budget)}
-            results["losses" if workload.is_loss else "cases"].append(case)
-            done = len(results["cases"]) + len(results["losses"])
-            left = cpu_tables.said_left(done, total, time.perf_counter() - start)
+            results["cases"].append(case)
+            left = cpu_tables.said_left(len(results["cases"]), total, time.perf_counter() - start)
             print(f"{left} {cpu_tables.one_line(case)}", file=sys.stderr, flush=True)
 
     for shape in options.shapes:
         both = both_layouts(*shape)
         for layout in layouts:
-            add(both[layout], "default", *WORKLOADS, CPU_LOSS)
+            add(both[layout], "default", *WORKLOADS)
     if not options.quick and machine.keep_pages():
         for shape in options.shapes:
             add(both_layouts(*shape)["padded"], "kept", *WORKLOADS)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from benchmarks.cases.contender import BY_HAND, ORDER, OURS, SKYRL_OWN, TRL_OWN, VERL, VERL_METRICS
+from benchmarks.cases.contender import BY_HAND, ORDER, OURS, VERL, VERL_METRICS
 from benchmarks.tables import Found, Table, markdown_rows, mebibytes, met, number, table, times
 
 # A round whose calibration took this much longer than the fastest one of the run was disturbed.
@@ -137,28 +137,6 @@ def speed_table(results: Found, title: str, cases: Sequence[Found]) -> Table:
     return _by_case(title, columns, cases)
 
 
-def loss_table(results: Found) -> Table:
-    """Times of our policy loss and of other implementations, and our speedup over the fastest framework's."""
-    cases, peers = results.get("losses", []), (VERL, SKYRL_OWN, TRL_OWN)
-    there = [name for name in ORDER if any(row_of(case, name) for case in cases)]
-
-    def over_fastest(case: Found, what: str) -> str:
-        there = [found for name in peers if (found := speedup(case, OURS, name, what)) is not None]
-        return times(min(there, default=None))
-
-    columns: dict[str, Callable[[Found], str]] = {
-        name: lambda case, name=name: number(median(case, name)) for name in there
-    }
-    columns |= {
-        "ours over the fastest framework": lambda case: over_fastest(case, "wall_ms"),
-        "in CPU time": lambda case: over_fastest(case, "cpu_ms"),
-        "ours over torch by hand": lambda case: times(speedup(case, OURS, BY_HAND)),
-        "by hand in CPU time": lambda case: times(speedup(case, OURS, BY_HAND, "cpu_ms")),
-        "rounds": rounds_of,
-    }
-    return _by_case("policy_loss: milliseconds of forward, backward and metrics, 1 thread", columns, cases)
-
-
 def memory_table(results: Found) -> Table:
     def of(case: Found, name: str) -> str:
         row = row_of(case, name)
@@ -197,7 +175,6 @@ def all_tables(results: Found) -> list[Table]:
         promise_table(results),
         time_table(results),
         speed_table(results, "How many times as fast, 1 thread, pages kept", kept),
-        loss_table(results),
         memory_table(results),
     ]
     return [one for one in found if one.rows]

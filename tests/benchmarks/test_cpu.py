@@ -10,9 +10,9 @@ import torch
 from benchmarks import report
 from benchmarks.cases import gate
 from benchmarks.cases.batches import both_layouts
-from benchmarks.cases.contender import BY_HAND, OURS, SKYRL_OWN, TRL_OWN, VERL, VERL_METRICS, Contender
+from benchmarks.cases.contender import BY_HAND, OURS, VERL, VERL_METRICS, Contender
 from benchmarks.cases.contenders import on_cpu
-from benchmarks.cases.operations import CPU_LOSS, WORKLOADS
+from benchmarks.cases.operations import WORKLOADS
 from benchmarks.cpu import __main__ as cpu
 from benchmarks.cpu import memory, turns
 from benchmarks.cpu import tables as cpu_tables
@@ -175,18 +175,3 @@ def test_readme_has_the_committed_speeds():
     assert made.startswith("before\n") and made.endswith("\nafter")
     with pytest.raises(ValueError, match="page: expected <!-- times: made by"):
         report.filled("no comments", "times", [])
-
-
-# --- policy losses ----------------------------------------------------------------------------------------------------
-
-
-def test_losses_of_both_layouts_agree():
-    """Ours and by hand in both layouts; a framework that is not installed, or has no packed form, says so."""
-    for layout, batch in both_layouts(24, 300).items():
-        everybody = on_cpu(batch, CPU_LOSS)
-        there = [who for who in everybody if who.whole is not None]
-        cpu.compare(batch, CPU_LOSS, cpu.results_of(there))
-        assert {OURS, BY_HAND} <= {who.name for who in there}
-        notes = {who.name: who.note for who in everybody if who.whole is None}
-        assert layout == "padded" or {SKYRL_OWN, TRL_OWN} <= set(notes)
-        assert all(note.startswith("absent: ") for note in notes.values())

@@ -12,78 +12,55 @@ import sys
 import types
 import zlib
 from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
 from functools import cache
 from importlib.resources import files
 from random import Random
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 import rollout_corr as rc
+from frozen import generator
+from frozen.generator import Wants, random_batch, random_layout
 from rollout_corr.definition.offsets import OffsetsError
 from rollout_corr.eject import CannotEject, eject, wanted
 from rollout_corr.eject.markers import cut
 from rollout_corr.frameworks.shared.preset import RECIPES
 
-NAN, INF = float("nan"), float("inf")
+LAYOUTS = ("packed", "row", "gaps", "right", "left", "holes")
 
 
-class Batch(NamedTuple):
-    """Inputs of a correction, and a source of more of them."""
+class Given(NamedTuple):
+    """The tensors of a call, and a source of more of them."""
 
     train: Tensor
     rollout: Tensor
+    new: Tensor
+    ref: Tensor
+    advantages: Tensor
     mask: Tensor | None
     cu_seqlens: Tensor | None
     random: Random
-    draw: torch.Generator
-
-    @property
-    def count(self) -> int:
-        """The number of sequences."""
-        return self.train.shape[0] if self.cu_seqlens is None else len(self.cu_seqlens) - 1
-
-    @property
-    def valid(self) -> Tensor:
-        """Bool per token."""
-        return torch.ones_like(self.train, dtype=torch.bool) if self.mask is None else self.mask != 0
 
     @property
     def finite(self) -> bool:
         """True if nothing at a valid token is NaN or infinite."""
-        return bool((self.train.isfinite() & self.rollout.isfinite())[self.valid].all())
+        valid = torch.ones_like(self.train, dtype=torch.bool) if self.mask is None else self.mask != 0
+        every = all(x[valid].isfinite().all() for x in (self.train, self.rollout, self.new, self.ref))
+        return every and bool(self.advantages.isfinite().all())
 
 
-def batch(seed: int) -> Batch:
-    """Packed, [1, N] or padded; empty sequences and rows, tokens of none; masks, dtypes and strides of all kinds."""
-    random, draw = Random(seed), torch.Generator().manual_seed(seed)
-    cu_seqlens, shape = None, (random.choice((0, 1, 4, 9)), random.choice((0, 1, 6, 40)))
-    if random.random() < 0.6:
-        n, s = random.choice((0, 7, 60, 400)), random.choice((0, 1, 2, 5, 20))
-        cu_seqlens = torch.randint(0, n + 1, (s + 1,), generator=draw).sort().values
-        if random.random() < 0.7:
-            cu_seqlens[0], cu_seqlens[-1] = 0, n if s else 0
-        cu_seqlens = cu_seqlens.to(random.choice((torch.int32, torch.int64)))
-        shape = (1, n) if random.random() < 0.3 else (n,)
-    train = -random.choice((1.0, 5.0)) * torch.rand(shape, generator=draw)
-    d = random.choice((1e-4, 0.01, 0.3, 2.0)) * torch.randn(shape, generator=draw) + random.choice((0.0, 0.0, -3.0))
-    kind = random.choice((torch.float32, torch.float32, torch.bfloat16, torch.float16, torch.float64))
-    train, rollout = train.to(kind), (train - d).to(random.choice((kind, torch.float32)))
-    mask = torch.rand(shape, generator=draw) >= random.choice((0.0, 0.3, 0.95))
-    behind, before = random.random() < 0.5, random.random() < 0.4
-    for x in (train, rollout):
-        if behind:
-            x[(torch.rand(shape, generator=draw) < 0.3) & ~mask] = random.choice((NAN, -INF, -1e4))
-        if before:
-            x[torch.rand(shape, generator=draw) < 0.02] = random.choice((NAN, INF, -INF))
-    if train.dim() == 2 and random.random() < 0.3:
-        train, mask = train.t().contiguous().t(), torch.cat([mask, mask], 1)[:, : shape[1]]
-    of_mask = random.choice((None, torch.bool, torch.int64, torch.uint8, torch.float32, torch.bfloat16))
-    if of_mask is not None:
-        valid = {torch.uint8: 2, torch.float32: 0.3, torch.bfloat16: 0.3}.get(of_mask, 1)
-        mask = (mask * valid).to(of_mask)
-    return Batch(train, rollout, mask if of_mask or behind else None, cu_seqlens, random, draw)
+def batch(seed: int) -> Given:
+    """A random batch of the layouts that files take."""
+    random = Random(seed)
+    layout = replace(random_layout(random), kind=random.choice(LAYOUTS), lie=random.choice(("contiguous", "step")))
+    kind = random.choice(("small", "small", "small", "middle"))
+    drawn = random_batch(random, Wants(), kind=kind, layout=layout, extras=0.0)
+    return Given(**drawn.tensors, mask=drawn.batch.get("mask"), cu_seqlens=drawn.batch.get("cu_seqlens"), random=random)
 
 
 def loaded(source: str) -> Any:
@@ -94,9 +71,9 @@ def loaded(source: str) -> Any:
     return module
 
 
-def correction_differs(file: Any, spec: rc.Spec, given: Batch, metrics: bool = True) -> Iterator[str]:
+def correction_differs(file: Any, spec: rc.Spec, given: Given, metrics: bool = True) -> Iterator[str]:
     """What differs between a file, with metrics, and the package: masks and verdicts at all, weights beyond 1e-6."""
-    train, rollout, mask, cu_seqlens, *_ = given
+    train, rollout, mask, cu_seqlens = given.train, given.rollout, given.mask, given.cu_seqlens
     try:
         out = rc.correct(train, rollout, mask=mask, cu_seqlens=cu_seqlens, spec=spec)
     except OffsetsError:
@@ -133,20 +110,15 @@ def weights_differ(mine: Tensor | None, theirs: Tensor | None) -> Iterator[str]:
         yield f"weights, by {(mine - theirs).abs().max():g}"
 
 
-def loss_differs(file: Any, correct: Any, name: str, given: Batch) -> Iterator[str]:
+def loss_differs(file: Any, correct: Any, name: str, given: Given) -> Iterator[str]:
     """What differs between the file of a recipe's loss, which takes what that of its correction gives, and the package.
 
     The value and its gradient, beyond 2e-5 of the largest, or the rounding of the dtype that the gradient is in.
     """
     spec, loss, needs = *rc.recipe(name), RECIPES[name].needs
-    new, rollout, mask, cu_seqlens, random, draw = given
-    logps = {
-        of: rollout if of == "rollout_logp" else (rollout + 0.2 * torch.randn(new.shape, generator=draw)).to(rollout)
-        for of in needs
-    }
-    advantages = torch.randn(new.shape if random.random() < 0.5 else (given.count,), generator=draw)
-    if random.random() < 0.1 and advantages.numel():
-        advantages.view(-1)[0] = INF
+    new, advantages, mask, cu_seqlens = given.new, given.advantages, given.mask, given.cu_seqlens
+    every = {"old_logp": given.train, "rollout_logp": given.rollout, "ref_logp": given.ref}
+    logps = {name: every[name] for name in needs}
     mine, theirs = (new.detach().clone().requires_grad_() for _ in range(2))
     try:
         out = rc.policy_loss(theirs, advantages, rc.Batch(mask=mask, cu_seqlens=cu_seqlens), loss, spec=spec, **logps)
@@ -162,10 +134,8 @@ def loss_differs(file: Any, correct: Any, name: str, given: Batch) -> Iterator[s
     value = file.policy_loss(mine, base and logps[base], advantages, mask, cu_seqlens, ref_logp=logps.get("ref_logp"),
                              **factors)  # fmt: skip
     passed_on = spec is not None and spec.nonfinite == "propagate"
-    numbers = given.finite and all(x[given.valid].isfinite().all() for x in logps.values())
-    numbers = numbers and bool(advantages.isfinite().all())
     # What NaN and infinity become in a gradient, where they are passed on, is nobody's promise.
-    yield from values_differ(value, mine, out.value, theirs, gradient=numbers or not passed_on)
+    yield from values_differ(value, mine, out.value, theirs, gradient=given.finite or not passed_on)
 
 
 def values_differ(value: Tensor, mine: Tensor, other: Tensor, theirs: Tensor, gradient: bool = True) -> Iterator[str]:
@@ -233,19 +203,14 @@ def random_spec(random: Random) -> rc.Spec:
     )
 
 
-def random_loss(random: Random) -> rc.Loss:
-    """A Loss of what the files say."""
-    surrogates = (
-        rc.PPO(0.2, 0.3), rc.PPO(0.2, INF, dual=3.0), rc.PPO(0.1, 0.2, delta=1.5, clamp=1.0), rc.GSPO(0.01, 0.02),
-        rc.GSPO(0.01, 0.02, through="token", dual=2.0), rc.Score(upper=1.1), rc.Score(0.9, 1.1, outside="zero"),
-        rc.Reinforce(), rc.SAPO(), rc.GPG(),
-    )  # fmt: skip
-    of = random.choice(("token", "sequence", "sequence_sum", "sum"))
-    over = random.choice(("original", "kept", *(["rows"] if of.startswith("sequence") else [])))
-    mean = rc.Mean(of, "original" if of == "sum" else over, 7.0 if of == "sequence_sum" else None)
-    kl = rc.KL(random.choice(("k1", "k2", "k3", "abs")), 0.3, random.choice((None, "k2")), random.choice((20.0, 0.5)),
-               random.choice((None, 0.05)), random.choice((None, "ratio", "weights")))  # fmt: skip
-    return rc.Loss(random.choice(surrogates), mean, random.choice((None, kl)))
+def random_loss(random: Random, needs: tuple[str, ...]) -> rc.Loss:
+    """A Loss that the files say, of the policies that it compares by default."""
+    while True:
+        asked = generator.random_loss(random)
+        with suppress(CannotEject):
+            wanted.of_loss(None, asked, SimpleNamespace(needs=needs), None)
+            if asked.surrogate.of is None:
+                return asked
 
 
 def every() -> Iterator[tuple[str, bool]]:

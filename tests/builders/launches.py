@@ -13,34 +13,22 @@ import rollout_corr as rc
 from rollout_corr.backends import first_call
 from rollout_corr.kernels.launches import Launch
 
-
-class Operations(TorchDispatchMode):
-    """Record the names of the torch operations that are called."""
-
-    def __init__(self):
-        super().__init__()
-        self.names = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.names.append(func.overloadpacket.__name__)
-        return func(*args, **(kwargs or {}))
-
-
 WAITING = ("_local_scalar_dense", "nonzero", "masked_select", "unique", "bincount")
 
 
-class Reads(TorchDispatchMode):
-    """Notes the names of operations that wait for a device."""
+class Operations(TorchDispatchMode):
+    """Record the names of the torch operations that are called, and of those that wait for a device."""
 
     def __init__(self):
         super().__init__()
-        self.reads = []
+        self.names, self.waits = [], []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        name = str(func).removeprefix("aten.")
-        by_mask = name == "index.Tensor" and any(x is not None and x.dtype == torch.bool for x in args[1])
+        name = func.overloadpacket.__name__
+        self.names.append(name)
+        by_mask = str(func) == "aten.index.Tensor" and any(x is not None and x.dtype == torch.bool for x in args[1])
         if by_mask or name.startswith(WAITING):
-            self.reads.append(name)
+            self.waits.append(name)
         return func(*args, **(kwargs or {}))
 
 

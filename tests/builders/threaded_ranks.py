@@ -17,46 +17,27 @@ class Rank(SimpleNamespace):
     """A member of a group: its `rank`, and the number of `ranks`."""
 
 
-class Ranks:
-    """A process group whose ranks are threads, one running at a time: Triton's interpreter knows one."""
+class Threads:
+    """Ranks that are threads, one running at a time, and hand each other values."""
 
     def __init__(self, ranks):
-        self.ranks, self.rounds, self.sent = ranks, 0, []
-        self._own, self._barrier = threading.local(), threading.Barrier(ranks)
-        self._tables, self._turn = [None] * ranks, threading.Lock()
+        self.ranks, self._handed = ranks, [None] * ranks
+        self._barrier, self._turn = threading.Barrier(ranks), threading.Lock()
 
-    def all_reduce(self, table, op, group, async_op=False):
-        assert op in ("sum", "max")
-
-        def wait():
-            self._tables[group.rank] = table
-            self.sent.append(table)
-            self._turn.release()
-            try:
-                self._barrier.wait()
-                tables = torch.stack(self._tables)
-                total = tables.sum(0) if op == "sum" else tables.amax(0)
-                self.rounds += group.rank == 0
-                self._barrier.wait()
-            finally:
-                self._turn.acquire()
-            table.copy_(total)
-
-        if not async_op:
-            return wait()
-        return SimpleNamespace(wait=wait, is_completed=lambda: False)
+    def exchange(self, rank, value):
+        """Hand a value to all ranks, wait for theirs, and list them in order."""
+        self._handed[rank] = value
+        self._turn.release()
+        try:
+            self._barrier.wait(60)
+            handed = list(self._handed)
+            self._barrier.wait(60)
+        finally:
+            self._turn.acquire()
+        return handed
 
     def run(self, of_rank):
-        """Run a function of each rank at once."""
-        fake = SimpleNamespace(
-            ProcessGroup=Rank,
-            is_available=lambda: True,
-            get_rank=lambda group: group.rank,
-            get_world_size=lambda group: group.ranks,
-            get_backend_config=lambda group: "cpu:threads",
-            all_reduce=self.all_reduce,
-            ReduceOp=SimpleNamespace(SUM="sum", MAX="max"),
-        )
+        """Call a function on every rank, and list what they return; the first error is raised."""
         found, failed = [None] * self.ranks, []
 
         def one(rank):
@@ -67,16 +48,50 @@ class Ranks:
                 failed.append(error)
                 self._barrier.abort()
 
+        threads = [threading.Thread(target=one, args=(rank,)) for rank in range(self.ranks)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if failed:
+            raise failed[0]  # of the others most say only that one has not come
+        return found
+
+
+class Ranks(Threads):
+    """A process group of threads: Triton's interpreter knows one at a time."""
+
+    def __init__(self, ranks):
+        super().__init__(ranks)
+        self.rounds, self.sent = 0, []
+
+    def all_reduce(self, table, op, group, async_op=False):
+        assert op in ("sum", "max")
+
+        def wait():
+            self.sent.append(table)
+            tables = torch.stack(self.exchange(group.rank, table.clone()))
+            self.rounds += group.rank == 0
+            table.copy_(tables.sum(0) if op == "sum" else tables.amax(0))
+
+        if not async_op:
+            return wait()
+        return SimpleNamespace(wait=wait, is_completed=lambda: False)
+
+    def run(self, of_rank):
+        """Run a function of each rank within the group."""
+        fake = SimpleNamespace(
+            ProcessGroup=Rank,
+            is_available=lambda: True,
+            get_rank=lambda group: group.rank,
+            get_world_size=lambda group: group.ranks,
+            get_backend_config=lambda group: "cpu:threads",
+            all_reduce=self.all_reduce,
+            ReduceOp=SimpleNamespace(SUM="sum", MAX="max"),
+        )
         with (
             mock.patch.multiple(split, dist=fake),
             mock.patch.multiple(process_groups, dist=fake),
             mock.patch.multiple(collectives, dist=fake),
         ):
-            threads = [threading.Thread(target=one, args=(rank,)) for rank in range(self.ranks)]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
-        if failed:
-            raise failed[0]  # of the others most say only that one has not come
-        return found
+            return super().run(of_rank)

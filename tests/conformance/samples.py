@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from threading import Barrier, local
+from threading import local
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -14,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from builders.threaded_ranks import Threads
 from conformance.batches import Batch
 from conformance.rows import draw
 
@@ -53,50 +53,39 @@ def rollout_batch(given: Batch) -> dict[str, Any]:
     }
 
 
-class Ranks:
+class Ranks(Threads):
     """Ranks of context parallelism as threads: what Megatron tells of them, and their all-reduce."""
 
-    def __init__(self, size: int) -> None:
-        self.size = size
+    def __init__(self, ranks: int) -> None:
+        super().__init__(ranks)
         self.here = local()
-        self.barrier = Barrier(size)
-        self.parts: list[Any] = [None] * size
         self.mpu = SimpleNamespace(
             get_context_parallel_rank=lambda: self.here.rank,
-            get_context_parallel_world_size=lambda: size,
+            get_context_parallel_world_size=lambda: ranks,
             get_context_parallel_group=lambda: None,
-            get_data_parallel_world_size=lambda with_context_parallel: size,
+            get_data_parallel_world_size=lambda with_context_parallel: ranks,
         )
         self.dist = SimpleNamespace(nn=SimpleNamespace(all_reduce=self.all_reduce))
 
     def state(self) -> SimpleNamespace:
         """The parallel state of miles."""
-        cp = SimpleNamespace(rank=self.here.rank, size=self.size, group=None)
-        return SimpleNamespace(cp=cp, intra_dp=SimpleNamespace(size=1), intra_dp_cp=SimpleNamespace(size=self.size))
+        cp = SimpleNamespace(rank=self.here.rank, size=self.ranks, group=None)
+        return SimpleNamespace(cp=cp, intra_dp=SimpleNamespace(size=1), intra_dp_cp=SimpleNamespace(size=self.ranks))
 
     def all_reduce(self, x: Tensor, group: Any = None) -> Tensor:
         """Add up the parts of all ranks; the gradient is this rank's own."""
-        self.parts[self.here.rank] = x
-        self.barrier.wait(60)
-        total = x + sum(part.detach() for i, part in enumerate(self.parts) if i != self.here.rank)
-        self.barrier.wait(60)
-        return total
+        parts = self.exchange(self.here.rank, x)
+        return x + sum(part.detach() for i, part in enumerate(parts) if i != self.here.rank)
 
     def run(self, function: Callable[[int], Any]) -> list[Any]:
         """Call a function on each rank, and return what it gives."""
 
         def on(rank: int) -> Any:
             self.here.rank = rank
-            try:
-                return function(rank)
-            except BaseException:
-                self.barrier.abort()
-                raise
+            return function(rank)
 
-        if self.size == 1:
-            return [on(0)]  # in this thread, where a caller may count what it does
-        with ThreadPoolExecutor(self.size) as pool:
-            return [done.result() for done in [pool.submit(on, rank) for rank in range(self.size)]]
+        # One rank in this thread, where a caller may count what it does.
+        return [on(0)] if self.ranks == 1 else super().run(on)
 
 
 @contextmanager

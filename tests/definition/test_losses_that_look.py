@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import rollout_corr as rc
 from builders.batches import LAYOUTS
 from builders.calls import bundled_loss
-from builders.launches import Reads
+from builders.launches import Operations
 from builders.loss_cases import LOOKING, LaidLoss, check, compare, looked_at, mean_of, only, run_as
 from builders.rounding import GRID, assert_near, is_near, near
 from builders.threaded_ranks import Rank, Ranks
@@ -176,9 +176,9 @@ def test_groups_of_neighbors_stay_on_their_rank():
 def test_no_read_on_a_device(name):
     laid = LaidLoss(looked_at(name, 1), "padded_right", torch.float32)
     unread = mock.patch("rollout_corr.backends.sequence_groups.torch.aminmax", return_value=(0, 4))
-    with run_as("whole"), unread, Reads() as mode:
+    with run_as("whole"), unread, Operations() as mode:
         laid(surrogate=LOOKING[name])
-    assert not mode.reads
+    assert mode.names and not mode.waits
 
 
 # --- draws ---

@@ -92,15 +92,19 @@ def test_a_correction_is_the_package_for_any_settings(seed):
 def test_a_loss_is_the_package_for_any_settings(seed):
     """With weights that may be NaN, a training mask and a total from outside, or without."""
     for number in range(seed, seed + 10):
-        given, asked = batch(number), random_loss(Random(number))
-        new, base, mask, cu_seqlens, random, draw = given
-        old, ref = random.choice((None, base)), base + 0.25 if asked.kl else None
-        advantages = torch.randn(random.choice((new.shape, (given.count,))), generator=draw)
+        given, draw = batch(number), torch.Generator().manual_seed(number)
+        needs = given.random.choice((("old_logp", "ref_logp"), ("ref_logp",)))
+        asked = random_loss(given.random, needs)
+        new, advantages, mask, cu_seqlens = given.new, given.advantages, given.mask, given.cu_seqlens
+        old, ref = given.train if "old_logp" in needs else None, given.ref if asked.kl else None
         weights = torch.rand(new.shape, generator=draw)
         weights[torch.rand(new.shape, generator=draw) < 0.1] = float("nan")
-        factors = {"weights": random.choice((None, weights)), "mask": random.choice((None, weights < 0.7))}
-        total = 17.0 if asked.mean.of != "sum" and asked.mean.over == "original" and random.random() < 0.5 else None
-        needs = (*(["old_logp"] if old is not None else []), *(["ref_logp"] if asked.kl else []))
+        factors = {
+            "weights": given.random.choice((None, weights)),
+            "mask": given.random.choice((None, weights < 0.7)),
+        }
+        counts = asked.mean.of != "sum" and asked.mean.over == "original"
+        total = 17.0 if counts and given.random.random() < 0.5 else None
         settings = loss.Settings(**wanted.of_loss(None, asked, SimpleNamespace(needs=needs), None))
         mine, theirs = (new.detach().clone().requires_grad_() for _ in range(2))
         of_package = rc.Batch(mask=mask, cu_seqlens=cu_seqlens, total=total)
