@@ -16,10 +16,10 @@ import rollout_corr as rc
 from benchmarks.cases.batches import Batch
 from benchmarks.cases.contender import (
     BY_HAND,
+    COMPILED,
     EAGER,
     ORDER,
     OURS,
-    TRACED,
     VERL,
     VERL_METRICS,
     Contender,
@@ -31,8 +31,6 @@ from benchmarks.peers import by_hand
 from benchmarks.peers.installed import verl_function, verl_loss
 from rollout_corr.backends import whole
 from rollout_corr.backends.run import CORRECTIONS
-from rollout_corr.metrics.statistics import Statistics
-from rollout_corr.specs.terms import Objective
 
 
 def contenders(batch: Batch, operation: Operation) -> list[Contender]:
@@ -49,10 +47,10 @@ def ours(batch: Batch, operation: Operation) -> tuple[Callable[[], object], Call
 
 
 def with_compiler(batch: Batch, operation: Operation) -> list[Contender]:
-    """Return ours, and our reference as it is and under torch.compile."""
-    traced = traced_loss if operation.is_loss else traced_correct
+    """Return ours, our reference, and what is written by hand under torch.compile."""
     both = [who for who in contenders(batch, operation) if who.name in (OURS, EAGER)]
-    return [*both, traced(batch, operation)]
+    hand = _loss_by_hand if operation.is_loss else _by_hand
+    return [*both, hand(batch, operation, COMPILED)]
 
 
 def on_cpu(batch: Batch, operation: Operation) -> list[Contender]:
@@ -110,31 +108,20 @@ def _correct(name: str, batch: Batch, operation: Operation, backend: str = "auto
     )
 
 
-def traced_correct(batch: Batch, operation: Operation, **how: Any) -> Contender:
-    """Return our reference under torch.compile, which is given `how`."""
-    spec = operation.spec
-
-    def step(old: Tensor, rollout: Tensor, mask: Tensor | None, cu_seqlens: Tensor | None) -> tuple[Any, ...]:
-        out = rc.correct(old, rollout, mask=mask, cu_seqlens=cu_seqlens, spec=spec, backend="torch")
-        return out.weights, out.mask, out.statistics.vector
-
-    def outcome(found: tuple[Any, ...]) -> Outcome:
-        weights, mask, statistics = found
-        return Outcome(weights, mask, metrics=Statistics(spec, statistics).metrics(operation.scheme))
-
-    # Compiled for its own shapes, whatever was compiled before: as fast as it can be.
-    compiled = torch.compile(step, dynamic=False, **how)
-    given = (batch.old, batch.rollout, batch.mask, batch.cu_seqlens)
-    return _of(TRACED, lambda: compiled(*given), outcome, slow=True)
-
-
-def _by_hand(batch: Batch, operation: Operation) -> Contender:
+def _by_hand(batch: Batch, operation: Operation, name: str = BY_HAND) -> Contender:
     given = (batch.old, batch.rollout, batch.mask, batch.cu_seqlens, operation.spec)
+    function = _compiled(by_hand.correct, name)
     return _of(
-        BY_HAND,
-        lambda: by_hand.correct(*given),
+        name,
+        lambda: function(*given),
         lambda out: Outcome(out[0], out[1], metrics=by_hand.on_host(out[2])),
+        slow=name == COMPILED,
     )
+
+
+def _compiled(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """Compile a function for its own shapes, whatever was compiled before, if its contender is that which compiles."""
+    return torch.compile(function, dynamic=False) if name == COMPILED else function
 
 
 def _verl(batch: Batch, operation: Operation) -> Contender:
@@ -162,9 +149,15 @@ Forward = Callable[[], tuple[Tensor, Any]]
 
 def _losses(batch: Batch, operation: Operation) -> list[Contender]:
     correction = corrected(batch, operation.spec, "torch")
-    given = (batch.new, batch.old, batch.advantages, correction.mask, correction.weights, operation.clip)
-    hand = of_loss(BY_HAND, batch, partial(by_hand.policy_loss, *given), by_hand.on_host)
+    hand = _loss_by_hand(batch, operation)
     return [*_ours(batch, operation, correction), hand, _verl_loss(batch, operation, correction)]
+
+
+def _loss_by_hand(batch: Batch, operation: Operation, name: str = BY_HAND) -> Contender:
+    ready = corrected(batch, operation.spec, "torch")
+    given = (batch.new, batch.old, batch.advantages, ready.mask, ready.weights, operation.clip)
+    forward = partial(_compiled(by_hand.policy_loss, name), *given)
+    return of_loss(name, batch, forward, by_hand.on_host, slow=name == COMPILED)
 
 
 def of_loss(
@@ -207,25 +200,6 @@ def _ours(batch: Batch, operation: Operation, correction: rc.Correction) -> list
         return of_loss(name, batch, forward, lambda out: out.metrics(operation.scheme), capturable=name != EAGER)
 
     return [one(OURS, "auto"), one(EAGER, "torch")]
-
-
-def traced_loss(batch: Batch, operation: Operation, **how: Any) -> Contender:
-    """Return our reference under torch.compile, which is given `how`."""
-    correction = corrected(batch, operation.spec, "torch")
-
-    def step(new: Tensor) -> tuple[Tensor, Tensor]:
-        ready = rc.Factors(weights=correction.weights, mask=correction.mask)
-        out = loss_of(batch, operation, new, correction=ready, backend="torch")
-        return out.value, out.statistics.vector
-
-    objective = Objective(operation.surrogate, mean=operation.mean)
-    compiled = torch.compile(step, dynamic=False, **how)
-
-    def forward() -> tuple[Tensor, Statistics]:
-        value, statistics = compiled(batch.new)
-        return value, Statistics(None, statistics, objective)
-
-    return of_loss(TRACED, batch, forward, lambda found: found.metrics(), slow=True)
 
 
 def _verl_loss(batch: Batch, operation: Operation, correction: rc.Correction) -> Contender:

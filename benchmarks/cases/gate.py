@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.cases.batches import Batch
-from benchmarks.cases.contender import BY_HAND, OURS, OWN, VERL, VERL_METRICS, Outcome
+from benchmarks.cases.contender import BY_HAND, COMPILED, OURS, OWN, VERL, VERL_METRICS, Outcome
 from benchmarks.cases.operations import GEOMETRIC, Operation, log_bounds
 from benchmarks.peers.by_hand import layout_of
 
@@ -161,8 +161,9 @@ def _pairs(
         return {key: (other[key], verls[key]) for key in verls}
     if name == VERL:
         return {}  # its keys are compared with ours of the same names
-    if name != BY_HAND or not operation.is_loss:  # of a loss it computes fewer than we do
-        _all_keys(name, set(ours) - NOT_BY_HAND if name == BY_HAND else ours, other)
+    hand = name in (BY_HAND, COMPILED)
+    if not (hand and operation.is_loss):  # of a loss it computes fewer than we do
+        _all_keys(name, set(ours) - NOT_BY_HAND if hand else ours, other)
     return {key: (float(ours[key]), float(value)) for key, value in other.items() if key in ours}
 
 

@@ -18,8 +18,8 @@ import torch
 from benchmarks import machine, tables
 from benchmarks.cases.batches import CASES
 from benchmarks.cases.contenders import contenders, with_compiler
+from benchmarks.cases.operations import COMPILED as COMPILED_PLAN
 from benchmarks.cases.operations import PLAN, planned
-from benchmarks.cases.operations import TRACED as TRACED_PLAN
 from benchmarks.gpu import checks, headline, kernels
 from benchmarks.gpu import tables as gpu_tables
 from benchmarks.gpu.device import Gpu
@@ -30,7 +30,7 @@ ROUNDS = 3.0
 # Seconds that an operation may take: with less left none begins, so that a run ends in time.
 ROOM = 8.0
 # Parts of the benchmark, and the list of the results that each fills.
-PARTS = {"times": "measured", "traced": "traced"}
+PARTS = {"times": "measured", "compiled": "compiled"}
 
 Results = dict[str, Any]
 
@@ -40,8 +40,8 @@ def measured(where: Gpu, results: Results, options: argparse.Namespace, budget: 
     for part, into in PARTS.items():
         if part not in options.parts:
             continue
-        everybody = with_compiler if part == "traced" else contenders
-        for case, operation in planned(options.tiny, options.cases, TRACED_PLAN if part == "traced" else PLAN):
+        everybody = with_compiler if part == "compiled" else contenders
+        for case, operation in planned(options.tiny, options.cases, COMPILED_PLAN if part == "compiled" else PLAN):
             if budget.left() < ROOM:
                 results["not_reached"].append([case.name, operation.name])
                 continue

@@ -32,7 +32,7 @@ def saying(step: Found) -> str:
             f"{found['passed']} of {found['tests']} passed, {len(found['failed'])} failed, {found['skipped']} skipped"
         )
     if "measured" in found:
-        words = {"measured": "timed", "traced": "by torch.compile too"}
+        words = {"measured": "timed", "compiled": "by torch.compile too"}
         many = {word: sum("problem" not in one for one in found[name]) for name, word in words.items() if found[name]}
         many |= {"with a problem": len(gpu_tables.problems(found)), "not reached": len(found["not_reached"])}
         return ", ".join(f"{count} {word}" for word, count in many.items() if count)

@@ -86,7 +86,7 @@ def steps(rehearsal: bool = False) -> list[Step]:
     quick = ["--quick", *(["--without-gpu", "tests/kernels/test_graphs.py"] if rehearsal else rooms)]
     checks = ["many_tokens", *([] if rehearsal else ["compiles"])]
     benchmark = [*run, "benchmark", *json_and_size, "--seconds", "{seconds}", "--rounds", "1.5"]
-    benchmark += ["--cases", "SkyRL's row"] if rehearsal else ["--parts", "times", "traced"]
+    benchmark += ["--cases", "SkyRL's row"] if rehearsal else ["--parts", "times", "compiled"]
     counters = ["ncu", "--clock-control", "none", "--csv", "--set", "basic", "--section", "WarpStateStats"]
     counters += ["--section", "ComputeWorkloadAnalysis", "--kernel-name", COUNTED, "--launch-count", "40"]
 
