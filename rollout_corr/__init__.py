@@ -1,8 +1,9 @@
 """Rollout correction for LLM reinforcement learning: from two log-probs of each token to weights, metrics and the loss.
 
-Importing needs torch alone: no GPU, no Triton, no driver query. What a correction or a loss does not need is imported
-when it is first used: `policy_loss`, its surrogates, specs and recipes by name, `dump`, `doctor`, `suggest`, `warmup`.
-`__init__.pyi` lists the names.
+Importing needs torch alone: no GPU, no Triton, no driver query. Where torch is imported already, all that a correction
+needs is imported with the package, else with the first name that is used: `rollout-corr --help` needs no torch. What a
+correction does not need is imported when it is first used: `policy_loss`, its surrogates, specs and recipes by name,
+`dump`, `doctor`, `suggest`, `warmup`. `__init__.pyi` lists the names.
 """
 
 import ast
@@ -11,12 +12,7 @@ import warnings
 from importlib import import_module
 from pkgutil import get_data
 
-with warnings.catch_warnings():
-    # Where NumPy is not installed, torch says so at its import, and nothing here needs it.
-    warnings.filterwarnings("ignore", "Failed to initialize NumPy", UserWarning)
-    import torch as _torch  # noqa: F401 - its first import, under the filter
-
-from .api import correct as _correct  # noqa: F401 - with all that a correction needs
+from ._version import __version__ as __version__
 
 _IMPORTS = [
     node for node in ast.parse(get_data(__name__, "__init__.pyi") or b"").body if isinstance(node, ast.ImportFrom)
@@ -34,18 +30,28 @@ _MEANT = {
 }
 
 
+def _import_correction() -> None:
+    """Import all that a correction needs. A compiler that traces a call finds these names without `__getattr__`."""
+    with warnings.catch_warnings():
+        # Where NumPy is not installed, torch says so at its import, and nothing here needs it.
+        warnings.filterwarnings("ignore", "Failed to initialize NumPy", UserWarning)
+        import torch  # noqa: F401 - its first import, under the filter
+    import_module(f"{__name__}.api.correct")
+    loaded = {name: sys.modules[module] for name, module in _MODULES.items() if module in sys.modules}
+    globals().update({name: getattr(module, name) for name, module in loaded.items()})
+
+
 def __getattr__(name: str) -> object:
     if name not in _MODULES:
         hint = f"; write {_MEANT[name]}" if name in _MEANT else ""
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")
+    _import_correction()
     value = globals()[name] = getattr(import_module(_MODULES[name]), name)
     return value
 
 
-# A compiler that traces a call finds these without `__getattr__`.
-for _name, _module in _MODULES.items():
-    if _module in sys.modules:
-        __getattr__(_name)
+if "torch" in sys.modules:
+    _import_correction()
 
 
 def __dir__() -> list[str]:

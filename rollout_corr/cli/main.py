@@ -1,13 +1,12 @@
 """The commands of `rollout-corr`, which `python -m rollout_corr` runs too.
 
-Each command is a row of `COMMANDS`. It parses its own arguments, and its modules are imported when it is called.
+Each command is a row of `COMMANDS`. It parses its own arguments. Its modules are imported when it is called, and torch
+with them.
 """
 
 from __future__ import annotations
 
 import argparse
-import ast
-import os
 import sys
 import traceback
 from collections.abc import Callable
@@ -15,16 +14,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from rollout_corr._version import __version__
-from rollout_corr.cli.streams import error_line, let_go_of, print_line, usable_streams
+from rollout_corr.cli.streams import error_line, let_go_of, usable_streams
 from rollout_corr.diagnose.read.problems import DumpError
 from rollout_corr.diagnose.show.visible import visible
-from rollout_corr.frameworks.shared.lookup import every_preset, named, recipe, recipe_names, spec_names
-from rollout_corr.frameworks.shared.writing import explained
 
 if TYPE_CHECKING:
     from _typeshed import SupportsWrite
-
-    from rollout_corr.diagnose.show.terminal import Terminal
 
 # Takes the arguments after the command's name, and returns the exit code.
 Run = Callable[[list[str]], int]
@@ -45,6 +40,8 @@ class Command(NamedTuple):
 
     def load(self) -> Run:
         """Import the function that runs the command."""
+        from rollout_corr import correct  # noqa: F401 - brings torch, whose import the package keeps quiet
+
         module, _, function = self.loader.partition(":")
         run: Run = getattr(import_module(module), function)
         return run
@@ -52,8 +49,12 @@ class Command(NamedTuple):
 
 COMMANDS = {
     "demo": Command("plant a bug in an example batch, find it, and compare specs", "rollout_corr.cli.demo:run"),
-    "explain": Command("explain in words what a framework's spec or recipe does", "rollout_corr.cli.main:explain"),
-    "specs": Command("list the specs of all frameworks, or those that contain a word", "rollout_corr.cli.main:specs"),
+    "explain": Command(
+        "explain in words what a framework's spec or recipe does", "rollout_corr.cli.spec_commands:explain"
+    ),
+    "specs": Command(
+        "list the specs of all frameworks, or those that contain a word", "rollout_corr.cli.spec_commands:specs"
+    ),
     "check": Command(
         "name the mistakes in a run's configuration before it starts", "rollout_corr.cli.check_command:check"
     ),
@@ -133,67 +134,3 @@ class Parser(argparse.ArgumentParser):
     def print_help(self, file: SupportsWrite[str] | None = None) -> None:
         """Print the help; argparse would not say that it could not."""
         (file or sys.stdout).write(self.format_help())
-
-
-def explain(arguments: list[str]) -> int:
-    """Print what a framework's spec or recipe does, or what a setting is."""
-    parser = parser_of("explain", "Explain in words what a framework's spec or recipe does, or what a setting is.")
-    parser.add_argument("name", help="such as verl.decoupled_token_is (`rollout-corr specs`) or trl.epsilon_high")
-    # Without a default argparse calls it required, next to the name.
-    parser.add_argument("setting", nargs="*", default=[], help="an argument of rc.spec or rc.recipe, such as upper=3.0")
-    chosen = parser.parse_args(arguments)
-    settings = dict(_setting(given) for given in chosen.setting)
-    try:
-        if chosen.name in spec_names():
-            said = [named(chosen.name, **settings).explain()]
-        elif chosen.name in recipe_names():
-            found = recipe(chosen.name, **settings)
-            parts = {"spec": found.spec, "loss": found.loss}
-            said = [f"{part}:\n{one.explain()}" for part, one in parts.items() if one is not None]
-        else:
-            said = [explained(chosen.name) or named(chosen.name).explain()]
-    except (TypeError, ValueError) as error:
-        raise DumpError(str(error)) from error
-    out = _terminal()
-    for line in "\n".join(said).splitlines():
-        out.line(line)
-    return GOOD
-
-
-def _terminal() -> Terminal:
-    """Return what prints folded lines; `--help` and the other commands do without its imports."""
-    from rollout_corr.diagnose.show.terminal import Terminal
-
-    return Terminal()
-
-
-def _setting(given: str) -> tuple[str, object]:
-    """Read NAME=VALUE: a Python number, None, a tuple and so on; anything else is text."""
-    name, equals, text = given.partition("=")
-    if not (equals and name.isidentifier()):
-        raise DumpError(f"expected a setting NAME=VALUE, got {given!r}")
-    try:
-        return name, ast.literal_eval(text)
-    except (ValueError, SyntaxError):
-        return name, text
-
-
-def specs(arguments: list[str]) -> int:
-    """Print a table of the frameworks' specs: names, and what they do in a line."""
-    parser = parser_of("specs", "List the specs of all frameworks, or those with every given word in their line.")
-    parser.add_argument("word", nargs="*", help="a part of a name or a description, such as verl or geometric")
-    words = [word.lower() for word in parser.parse_args(arguments).word]
-    rows = [(found.name, found.about) for found in every_preset()]
-    found = [row for row in rows if all(word in " ".join(row).lower() for word in words)]
-    if not found:
-        raise DumpError(f"no spec has {' and '.join(map(repr, words))} in its name or description")
-    width = max(len(name) for name, _ in found)
-    if sys.stdout.isatty() or "COLUMNS" in os.environ:
-        from rollout_corr.diagnose.show.content import Table
-
-        _terminal().table("", Table(("spec", "what it does"), found, text=2))
-    else:
-        # A line each, for grep.
-        for name, about in found:
-            print_line(f"{name:<{width}}  {about}".rstrip())
-    return GOOD

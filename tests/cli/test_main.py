@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 import rollout_corr as rc
@@ -98,7 +101,17 @@ def test_specs_are_searched_by_name_and_description(capsys, monkeypatch):
     assert capsys.readouterr().err == ("rollout-corr specs: no spec has 'no such word' in its name or description\n")
 
 
-def test_the_version(capsys):
-    with pytest.raises(SystemExit) as caught:
-        main(["--version"])
-    assert caught.value.code == 0 and capsys.readouterr().out == f"rollout-corr {rc.__version__}\n"
+@pytest.mark.parametrize("argument", ["--version", "--help"])
+def test_the_version_and_the_list_of_commands_need_no_torch(argument):
+    """torch takes a second and more to import; the version is the package's own."""
+    code = f"""
+import sys
+from rollout_corr.cli.main import main
+try:
+    main([{argument!r}])
+finally:
+    assert "torch" not in sys.modules
+"""
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert ran.stdout == f"rollout-corr {rc.__version__}\n" or ran.stdout.startswith("usage: rollout-corr")
