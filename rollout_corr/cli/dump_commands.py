@@ -13,7 +13,7 @@ from rollout_corr.diagnose.doctor.cause import counted
 from rollout_corr.diagnose.doctor.conditions import check, is_true
 from rollout_corr.diagnose.doctor.diagnosis import condition_values
 from rollout_corr.diagnose.read.dump import SUFFIXES, Dump
-from rollout_corr.diagnose.read.fields import ALIASES
+from rollout_corr.diagnose.read.fields import ROLES
 from rollout_corr.diagnose.read.problems import DumpError
 from rollout_corr.diagnose.results import Diagnosis
 from rollout_corr.diagnose.show import plain_data, terminal
@@ -35,7 +35,7 @@ def _parser(command: str, description: str, epilog: str | None = None) -> argpar
         action="append",
         default=[],
         metavar="ROLE=NAME",
-        help=f"read a role from the field NAME instead of the one found by its name; roles: {', '.join(ALIASES)}",
+        help=f"read a role from the field NAME instead of the one found by its name; roles: {', '.join(ROLES)}",
     )
     parser.add_argument("--limit", type=int, metavar="N", help="read only the first N sequences")
     parser.add_argument("--json", action="store_true", help="print all results as JSON, and nothing else")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -35,6 +36,13 @@ class Chunk:
     texts: list[Sequence[str] | None] | None = None
     # For each sequence the path of its file, if there are several; None: all are from `file`.
     files: list[str] | None = None
+
+    @classmethod
+    def of(cls, values: dict[str, Tensor], **more: Any) -> Chunk:
+        """Make a chunk of values by role, [N] each, and of its other fields. Where there are two masks, both count."""
+        mask, whole = values.pop("mask", None), values.pop("sequence_mask", None)
+        mask = whole if mask is None else mask if whole is None else mask & whole
+        return cls(values.pop("train_logp"), values.pop("rollout_logp"), mask, columns=values, **more)
 
     @property
     def sequences(self) -> int:
@@ -132,11 +140,6 @@ def joined(chunks: Sequence[Chunk]) -> Chunk:
         else [text for c in chunks for text in (c.texts or [None] * c.sequences)],
         files=[c.file_of(i) for c in chunks for i in range(c.sequences)] if several else None,
     )
-
-
-def both_masks(mask: Tensor | None, sequences: Tensor | None) -> Tensor | None:
-    """Return the product of a mask of tokens and one of sequences, both [N] bool; None: all are valid."""
-    return sequences if mask is None else mask if sequences is None else mask & sequences
 
 
 def missing(like: Tensor, count: int) -> Tensor:

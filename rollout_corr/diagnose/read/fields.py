@@ -4,67 +4,104 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import torch
+from torch import Tensor
 
+from .chunk import MISSING_INTEGER
 from .columns import described
 from .problems import DumpError, Problem
 
-# By preference: of old and current log-probs, a correction compares the old ones.
-ALIASES: dict[str, tuple[str, ...]] = {
-    "train_logp": (
-        *("train_logp", "train_logps", "train_logprob", "train_logprobs", "train_log_prob", "train_log_probs"),
-        *("trainer_logp", "trainer_logprobs", "training_logprobs", "old_logp", "old_logps", "old_logprobs"),
-        *("old_log_prob", "old_log_probs", "old_per_token_logps", "prev_logprobs", "prox_logp", "proximal_logprobs"),
-        *("action_log_probs", "actor_log_probs", "policy_logprobs", "per_token_logps", "log_prob", "log_probs"),
-        *("logprobs", "logps", "logp"),
+# What a field holds: log-probs, which keep their dtype; flags; where sequences begin; whole numbers, -1 where there is
+# none; numbers, NaN where there is none; texts of tokens; or labels of a column that the user names.
+Kind = Literal["logp", "mask", "offsets", "whole", "number", "texts", "label"]
+
+
+class Role(NamedTuple):
+    """What a field may be read as."""
+
+    kind: Kind
+    names: Sequence[str]  # as frameworks call it, by preference
+    per_token: bool = False  # never one value for a whole sequence
+
+
+def _role(kind: Kind, names: str, per_token: bool = False) -> Role:
+    return Role(kind, names.split(), per_token)
+
+
+# Of old and current log-probs, a correction compares the old ones.
+ROLES = {
+    "train_logp": _role(
+        "logp",
+        "train_logp train_logps train_logprob train_logprobs train_log_prob train_log_probs trainer_logp "
+        "trainer_logprobs training_logprobs old_logp old_logps old_logprobs old_log_prob old_log_probs "
+        "old_per_token_logps prev_logprobs prox_logp proximal_logprobs action_log_probs actor_log_probs "
+        "policy_logprobs per_token_logps log_prob log_probs logprobs logps logp",
+        per_token=True,
     ),
-    "rollout_logp": (
-        *("rollout_logp", "rollout_logps", "rollout_logprob", "rollout_logprobs", "rollout_log_prob"),
-        *("rollout_log_probs", "sampling_logprobs", "sampling_per_token_logps", "generation_logprobs"),
-        *("inference_logprobs", "infer_logp", "infer_logprobs", "infer_log_probs", "behavior_logprobs"),
-        *("behavior_log_probs", "behav_logp", "engine_logprobs", "vllm_logprobs", "sglang_logprobs"),
+    "rollout_logp": _role(
+        "logp",
+        "rollout_logp rollout_logps rollout_logprob rollout_logprobs rollout_log_prob rollout_log_probs "
+        "sampling_logprobs sampling_per_token_logps generation_logprobs inference_logprobs infer_logp infer_logprobs "
+        "infer_log_probs behavior_logprobs behavior_log_probs behav_logp engine_logprobs vllm_logprobs "
+        "sglang_logprobs",
+        per_token=True,
     ),
-    "mask": (
-        *("mask", "response_mask", "loss_mask", "loss_masks", "action_mask", "completion_mask", "token_mask"),
-        *("token_loss_mask", "local_loss_mask", "assistant_mask", "valid", "attention_mask"),
+    "mask": _role(
+        "mask",
+        "mask response_mask loss_mask loss_masks action_mask completion_mask token_mask token_loss_mask "
+        "local_loss_mask assistant_mask valid attention_mask",
+        per_token=True,
     ),
-    "sequence_mask": ("sequence_mask", "sample_loss_mask", "sample_mask"),
-    "cu_seqlens": ("cu_seqlens", "cu_seq_lens", "offsets"),
-    "lengths": ("lengths", "seqlens", "seq_lens", "response_lengths"),
-    "token_ids": ("token_ids", "tokens", "responses", "response_ids", "completion_ids", "output_ids", "input_ids"),
-    "texts": ("texts", "token_texts", "token_strings"),
-    "advantages": ("advantages", "advantage"),
-    "rewards": ("rewards", "reward", "scores", "score", "token_level_rewards", "token_level_scores"),
-    "turns": ("turns", "turn_ids", "turn_id", "turn"),
-    "versions": ("versions", "version", "weight_versions", "weight_version", "policy_versions", "policy_version"),
-    "steps": ("steps", "step", "global_step", "global_steps"),
-    "log_mass": ("log_mass", "kept_log_mass"),
-    "prompt_lengths": ("prompt_lengths", "prompt_length", "prompt_len"),
-    "cached_tokens": ("cached_tokens", "num_cached_tokens"),
-    "group_index": ("group_index", "group_indices", "group_ids", "group_id"),
-    "entropy": ("entropy", "entropies", "entropys", "token_entropy", "old_entropy"),
-    "new_logp": ("new_logp", "new_logprobs", "new_log_probs", "curr_logprobs", "log_probs", "logprobs"),
+    "sequence_mask": _role("mask", "sequence_mask sample_loss_mask sample_mask"),
+    "cu_seqlens": _role("offsets", "cu_seqlens cu_seq_lens offsets"),
+    "lengths": _role("offsets", "lengths seqlens seq_lens response_lengths"),
+    "token_ids": _role("whole", "token_ids tokens responses response_ids completion_ids output_ids input_ids"),
+    "texts": _role("texts", "texts token_texts token_strings"),
+    "advantages": _role("number", "advantages advantage"),
+    "rewards": _role("number", "rewards reward scores score token_level_rewards token_level_scores"),
+    "turns": _role("whole", "turns turn_ids turn_id turn"),
+    "versions": _role("whole", "versions version weight_versions weight_version policy_versions policy_version"),
+    "steps": _role("whole", "steps step global_step global_steps"),
+    "log_mass": _role("number", "log_mass kept_log_mass"),
+    "prompt_lengths": _role("whole", "prompt_lengths prompt_length prompt_len"),
+    "cached_tokens": _role("whole", "cached_tokens num_cached_tokens"),
+    "group_index": _role("whole", "group_index group_indices group_ids group_id"),
+    "entropy": _role("number", "entropy entropies entropys token_entropy old_entropy"),
+    "new_logp": _role("logp", "new_logp new_logprobs new_log_probs curr_logprobs log_probs logprobs", per_token=True),
 }
 REQUIRED = ("train_logp", "rollout_logp")
-LOG_PROBS = (*REQUIRED, "new_logp")
-OFFSETS = ("cu_seqlens", "lengths")
-MASKS = ("mask", "sequence_mask")
 # Names of labels that are read, and letters of each. They come from a file, and are shown.
 MOST_NAMES, LONGEST_NAME = 4096, 60
 # Names that a message lists, and letters that it shows of each.
 MOST_LISTED, LONGEST_SHOWN = 50, 100
 
-INTEGERS = ("token_ids", "turns", "versions", "steps", "prompt_lengths", "cached_tokens", "group_index")
+
+def role_of(name: str) -> Role:
+    """Return a role, or that of a column of labels."""
+    return ROLES.get(name, Role("label", ()))
 
 
 def floating_of(role: str) -> torch.dtype:
-    """Return the floating dtype of a column: what the user names may be labels, which float32 cannot hold above 2^24.
+    """Return the floating dtype of numbers: float32 has not all whole numbers above 2^24."""
+    return torch.float64 if role_of(role).kind in ("whole", "label") else torch.float32
 
-    Log-probs are apart: they keep their own.
-    """
-    return torch.float32 if role in ALIASES and role not in INTEGERS else torch.float64
+
+def kept(role: str, values: Tensor) -> Tensor:
+    """Return the values of a role in the dtype that a chunk has them in."""
+    kind = role_of(role).kind
+    if kind == "mask":
+        return values != 0
+    if kind == "logp" and values.is_floating_point():
+        return values
+    if kind != "whole":
+        return values.to(floating_of(role))
+    if values.is_floating_point():
+        # What is no integer that a float holds exactly is unknown.
+        values = values.double()
+        values = values.where(values.abs() <= 1 << 53, MISSING_INTEGER)
+    return values.to(torch.int64)
 
 
 def listing(names: Sequence[str]) -> str:
@@ -95,8 +132,8 @@ class ChosenFields:
 
     def __post_init__(self) -> None:
         for role in self.roles:
-            if role not in ALIASES:
-                raise DumpError(f"field {role!r}: expected one of {list(ALIASES)}, got {role!r}")
+            if role not in ROLES:
+                raise DumpError(f"field {role!r}: expected one of {list(ROLES)}, got {role!r}")
 
 
 def choose(
@@ -129,10 +166,10 @@ def choose(
     by_last_part: dict[str, list[str]] = {}
     for name in names:
         by_last_part.setdefault(last_part(name).lower(), []).append(name)
-    for role, aliases in ALIASES.items() if wanted.guess else ():
-        if role in chosen or (role in OFFSETS and any(other in chosen for other in OFFSETS)):
+    for role, (kind, aliases, _) in ROLES.items() if wanted.guess else ():
+        if role in chosen or (kind == "offsets" and any(role_of(other).kind == kind for other in chosen)):
             continue
-        taken = {name for other, name in chosen.items() if other in ALIASES}
+        taken = {name for other, name in chosen.items() if other in ROLES}
         for alias in (*((wanted.first[role],) if role in wanted.first else ()), *aliases):
             found = [name for name in by_last_part.get(alias, ()) if name not in taken]
             found = [name for name in found if role in REQUIRED or fits(role, name)]
@@ -149,9 +186,9 @@ def choose(
             raise Problem(file, None, role, what).error()
     # A mapping named as a mask was flattened into other names. Without it, tokens that it hides would count.
     for name in names if wanted.guess and "mask" not in chosen else ():
-        if any(part.lower() in ALIASES["mask"] for part in name.split(".")[:-1]):
+        if any(part.lower() in ROLES["mask"].names for part in name.split(".")[:-1]):
             raise Problem(file, None, name, "as mask: expected values, got a mapping").error()
-    return {role: chosen[role] for role in (*ALIASES, *wanted.by) if role in chosen}
+    return {role: chosen[role] for role in (*ROLES, *wanted.by) if role in chosen}
 
 
 def names_in(fields: Mapping[str, Any], by: Iterable[str]) -> Names:

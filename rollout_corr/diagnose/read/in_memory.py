@@ -12,7 +12,7 @@ from ...api.dump import OF_BATCH, columns_of
 from ...backends.given import Batch
 from ...backends.layouts import LogProbs
 from .dump import Part, Source
-from .fields import ALIASES, ChosenFields
+from .fields import ROLES, ChosenFields
 from .problems import DumpError
 from .tensor_files import TensorFile
 
@@ -56,7 +56,7 @@ class InMemory(Source):
         for name in by:
             if name not in tensors:
                 raise ValueError(f"by: expected names of columns that are passed, {name}=ids; got {name!r}")
-        roles = {name: name for name in tensors if name in ALIASES}
+        roles = {name: name for name in tensors if name in ROLES}
         super().__init__(ChosenFields(roles, by, guess=False), limit)
         self._columns: dict[str, Any] = dict(found)
 

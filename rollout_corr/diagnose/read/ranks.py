@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .fields import ALIASES, LOG_PROBS, MASKS, last_part
-from .record_files import Numbered
+from .fields import ROLES, last_part
+from .record_files import Numbered, numbered
 
 # The columns of a rank's file lie in this mapping.
 COLUMNS = "rollout_data"
@@ -18,7 +18,7 @@ LENGTHS = ("total_lengths", "response_lengths")
 # What tells samples apart, the likeliest first.
 IDS = ("sample_indices", "partition")
 # Fields that a sample needs: others are left out where their parts do not fit.
-NEEDED = frozenset(name for role in (*LOG_PROBS, *MASKS) for name in ALIASES[role])
+NEEDED = frozenset(name for role in ROLES.values() if role.kind in ("logp", "mask") for name in role.names)
 
 
 def is_of_a_rank(found: Any) -> bool:
@@ -47,8 +47,7 @@ def assembled(ranks: Sequence[Mapping[str, Any]]) -> Iterator[Numbered]:
         for row, key in enumerate(range(len(rank[COLUMNS][LENGTHS[1]])) if ids is None else ids):
             places.setdefault((key, seen[key]), []).append((i, row))
             seen[key] += 1
-    for number, found in enumerate(places.values()):
-        yield number, _sample(ranks, found), (number + 1) / len(places)
+    yield from numbered((_sample(ranks, found) for found in places.values()), len(places))
 
 
 def _ids(columns: Mapping[str, Any]) -> list[Any] | None:

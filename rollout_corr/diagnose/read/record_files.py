@@ -3,27 +3,15 @@
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from .chunk import MISSING_INTEGER, Chunk, both_masks
+from .chunk import Chunk
 from .columns import unused
-from .fields import (
-    INTEGERS,
-    LOG_PROBS,
-    MASKS,
-    OFFSETS,
-    REQUIRED,
-    ChosenFields,
-    Names,
-    choose,
-    floating_of,
-    last_part,
-    names_in,
-)
+from .fields import REQUIRED, ChosenFields, Names, choose, floating_of, kept, last_part, names_in, role_of
 from .formats import signed
 from .problems import DumpError, Problem, Problems
 
@@ -47,31 +35,29 @@ def flat(record: Mapping[str, Any]) -> dict[str, Any]:
         DumpError: It has too many fields, too deep ones, or two of one name.
     """
     found: dict[str, Any] = {}
-    within = [("", iter(record.items()))]
     seen = 0
-    while within:
-        prefix, items = within[-1]
-        item = next(items, None)
-        if item is None:
-            within.pop()
-            continue
-        name, value = item
-        seen += 1
-        if not isinstance(name, (str, int)) or (isinstance(name, str) and len(name) > LONGEST_NAME):
-            raise DumpError(f"expected names of at most {LONGEST_NAME} letters, got {reprlib.repr(name)}")
-        name = f"{prefix}{name}"
-        if seen > MOST_FIELDS or len(within) > MOST_DEPTH or len(name) > LONGEST_NAME:
-            raise DumpError(
-                f"expected at most {MOST_FIELDS} fields, {MOST_DEPTH} mappings inside of one another and names of "
-                f"{LONGEST_NAME} letters"
-            )
-        # An empty mapping stays a field: a record whose mask is one has not simply no mask.
-        if isinstance(value, Mapping) and value:
-            within.append((f"{name}.", iter(value.items())))
-        elif name in found:
-            raise DumpError(f"the field {reprlib.repr(name)} occurs twice")
-        else:
-            found[name] = value
+
+    def add(fields: Mapping[Any, Any], prefix: str, depth: int) -> None:
+        nonlocal seen
+        for name, value in fields.items():
+            seen += 1
+            if not isinstance(name, (str, int)) or (isinstance(name, str) and len(name) > LONGEST_NAME):
+                raise DumpError(f"expected names of at most {LONGEST_NAME} letters, got {reprlib.repr(name)}")
+            name = f"{prefix}{name}"
+            if seen > MOST_FIELDS or depth > MOST_DEPTH or len(name) > LONGEST_NAME:
+                raise DumpError(
+                    f"expected at most {MOST_FIELDS} fields, {MOST_DEPTH} mappings inside of one another and names of "
+                    f"{LONGEST_NAME} letters"
+                )
+            # An empty mapping stays a field: a record whose mask is one has not simply no mask.
+            if isinstance(value, Mapping) and value:
+                add(value, f"{name}.", depth + 1)
+            elif name in found:
+                raise DumpError(f"the field {reprlib.repr(name)} occurs twice")
+            else:
+                found[name] = value
+
+    add(record, "", 1)
     return found
 
 
@@ -103,10 +89,15 @@ def _has_both(record: Mapping[str, Any], wanted: ChosenFields) -> bool:
     return True
 
 
+def numbered(records: Iterable[Mapping[str, Any] | str], count: int) -> Iterator[Numbered]:
+    """Number so many records, which are in memory."""
+    for number, record in enumerate(records):
+        yield number, record, (number + 1) / count
+
+
 def listed(found: Sequence[Any]) -> Iterator[Numbered]:
     """Return the records of a list in a .pt file."""
-    for number, record in enumerate(found):
-        yield number, flat_or_problem(record, Mapping, "a mapping"), (number + 1) / len(found)
+    return numbered((flat_or_problem(record, Mapping, "a mapping") for record in found), len(found))
 
 
 def transposed(fields: Mapping[str, Any], count: int) -> Iterator[Numbered]:
@@ -116,8 +107,7 @@ def transposed(fields: Mapping[str, Any], count: int) -> Iterator[Numbered]:
         for name, value in fields.items()
         if (isinstance(value, list) or (isinstance(value, Tensor) and value.dim())) and len(value) == count
     }
-    for number in range(count):
-        yield number, {name: value[number] for name, value in same.items()}, (number + 1) / count
+    return numbered(({name: value[number] for name, value in same.items()} for number in range(count)), count)
 
 
 class RecordFile:
@@ -176,33 +166,31 @@ class RecordFile:
         values: dict[str, Tensor] = {}
         texts: list[str] | None = None
         for role, name in roles.items():
-            if role in OFFSETS:
+            kind = role_of(role).kind
+            if kind == "offsets":
                 continue
             # Train log-probs come first, and all others are as many.
             count = values["train_logp"].shape[0] if values else None
             try:
-                if role == "texts":
+                if kind == "texts":
                     texts = _texts(record[name], count)
                 else:
                     values[role] = _values(role, record[name], count, response)
             except DumpError as error:
                 if role == "rewards" and role not in self.wanted.roles:
                     continue  # rewards come in many forms, and the name alone promises none
-                essential = role in (*REQUIRED, *MASKS)
+                essential = role in REQUIRED or kind == "mask"
                 self.problems.add(Problem(self.file, number, name, f"{error}{'' if essential else ' (left out)'}"))
                 if essential:
                     return None
-        train = values.pop("train_logp")
+        shape = values["train_logp"].shape
         if not self._looked:
-            self._looked, self.unused = True, unused(record, roles, train.shape, MOST_VALUES)
-        return Chunk(
-            train=train,
-            rollout=values.pop("rollout_logp"),
-            mask=both_masks(values.pop("mask", None), values.pop("sequence_mask", None)),
-            offsets=torch.tensor([0, train.shape[0]]),
+            self._looked, self.unused = True, unused(record, roles, shape, MOST_VALUES)
+        return Chunk.of(
+            values,
+            offsets=torch.tensor([0, shape[0]]),
             records=torch.tensor([number]),
             file=self.file,
-            columns=values,
             texts=None if texts is None else [texts],
         )
 
@@ -245,19 +233,14 @@ def _values(role: str, value: Any, count: int | None, response: int | None = Non
         raise DumpError(f"expected at most {MOST_VALUES:,} values, got {found.numel():,}")
     if found.dim() == 2 and found.shape[0] == 1:
         found = found[0]
-    if found.numel() == 1 and count is not None and role not in (*LOG_PROBS, "mask"):
+    if found.numel() == 1 and count is not None and not role_of(role).per_token:
         found = found.reshape(()).expand(count)
     if role == "token_ids" and count is not None and count == response and found.dim() == 1 and len(found) > count:
         found = found[-count:] if count else found[:0]
     if found.dim() != 1:
         raise DumpError(f"expected a flat list, got {_got(value)}")
     _check_count(found.shape[0], count)
-    if role in MASKS:
-        return found != 0
-    if role in INTEGERS:
-        return (found.nan_to_num(MISSING_INTEGER) if found.is_floating_point() else found).to(torch.int64)
-    # Log-probs keep their precision.
-    return found if role in REQUIRED and found.is_floating_point() else found.to(floating_of(role))
+    return kept(role, found)
 
 
 def _check_count(got: int, count: int | None) -> None:

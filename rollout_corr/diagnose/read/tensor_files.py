@@ -11,19 +11,9 @@ from torch import Tensor
 
 from ...definition.offsets import OffsetsError, checked_lengths, checked_offsets, offsets_of
 from . import chunk as chunks
-from .chunk import MISSING_INTEGER, Chunk, both_masks
+from .chunk import Chunk
 from .columns import unused
-from .fields import (
-    ALIASES,
-    INTEGERS,
-    LOG_PROBS,
-    OFFSETS,
-    ChosenFields,
-    choose,
-    floating_of,
-    last_part,
-    names_in,
-)
+from .fields import ROLES, ChosenFields, choose, kept, last_part, names_in, role_of
 from .formats import Unread, signed
 from .problems import DumpError, Problem
 
@@ -56,13 +46,14 @@ class TensorFile:
         for role, name in first.items():
             if isinstance(fields[name], Unread):
                 raise self._error(name, f"as {role}: {fields[name]}")
-            if role in (*LOG_PROBS, "mask", *OFFSETS) and not isinstance(fields[name], Tensor):
+            needed = role_of(role).per_token or role_of(role).kind == "offsets"
+            if needed and not isinstance(fields[name], Tensor):
                 what = f"as {role}: expected a tensor, as the others are, got {type(fields[name]).__name__}"
                 raise self._error(name, what)
         first = choose(self.tensors, wanted, file)
         train = first["train_logp"]
         shape = tuple(self.tensors[train].shape)
-        has_offsets = any(role in first for role in OFFSETS)
+        has_offsets = any(role_of(role).kind == "offsets" for role in first)
         if len(shape) == 2 and shape[0] == 1 and has_offsets:
             self.tensors |= {name: x[0] for name, x in self.tensors.items() if x.shape[:2] == shape}
             shape = shape[1:]
@@ -87,10 +78,11 @@ class TensorFile:
             raise self._error(train, f"a sequence of {longest} tokens; at most {LONGEST_SEQUENCE} are read")
         self.fields = choose(self.tensors, wanted, file, self._fits)
         for role, name in self.fields.items():
-            if role not in OFFSETS and not self._fits(role, name):
+            kind = role_of(role).kind
+            if kind != "offsets" and not self._fits(role, name):
                 got = list(self.tensors[name].shape)
                 raise self._error(name, f"as {role}: expected shape {list(shape)}, that of {train}, got {got}")
-            if role in LOG_PROBS and not self.tensors[name].dtype.is_floating_point:
+            if kind == "logp" and not self.tensors[name].dtype.is_floating_point:
                 what = f"as {role}: expected floating log-probs, got {signed(self.tensors[name][:0]).dtype!s}"
                 raise self._error(name, what)
         if wanted.guess and "mask" not in self.fields:
@@ -106,15 +98,15 @@ class TensorFile:
         for name, x in self.tensors.items():
             alias = last_part(name).lower()
             # An attention mask covers the prompts too.
-            if alias in ALIASES["mask"] and alias != "attention_mask":
+            if alias in ROLES["mask"].names and alias != "attention_mask":
                 raise self._error(name, f"as mask: expected shape {list(self.shape)}, got {list(x.shape)}")
 
     def _fits(self, role: str, name: str) -> bool:
         shape = self.tensors[name].shape
-        if role in OFFSETS:
+        if role_of(role).kind == "offsets":
             return len(shape) == 1
         by_sequence = shape in ((self.count,), (self.count, 1))
-        return shape == self.shape or (by_sequence and role not in (*LOG_PROBS, "mask"))
+        return shape == self.shape or (by_sequence and not role_of(role).per_token)
 
     def _offsets(self, fields: Mapping[str, str], tokens: int) -> Tensor:
         """Read the offsets of a packed file, or add up its lengths: [S + 1] int64."""
@@ -160,38 +152,17 @@ class TensorFile:
 
     def _chunk(self, first: int, last: int, start: int, stop: int, offsets: Tensor) -> Chunk:
         """Read sequences first to last, which lie in rows (packed: tokens) start to stop."""
-        columns: dict[str, Tensor] = {}
+        values: dict[str, Tensor] = {}
         for role, name in self.fields.items():
-            if role in (*OFFSETS, "texts"):
+            if role_of(role).kind in ("offsets", "texts"):
                 continue
             if self.tensors[name].shape == self.shape:
-                values = self._read(name, start, stop)
+                read = self._read(name, start, stop)
             else:
-                values = self._read(name, first, last).repeat_interleave(offsets.diff())
-            if role in LOG_PROBS:
-                columns[role] = values
-            else:
-                columns[role] = _integers(values) if role in INTEGERS else values.to(floating_of(role))
-        mask = columns.pop("mask", None)
-        if mask is None and self.padded and "lengths" in self.fields:
+                read = self._read(name, first, last).repeat_interleave(offsets.diff())
+            values[role] = kept(role, read)
+        if "mask" not in values and self.padded and "lengths" in self.fields:
             lengths = self._lengths(self.fields["lengths"], first, last)
-            mask = (torch.arange(self.shape[1]) < lengths[:, None]).reshape(-1)
+            values["mask"] = (torch.arange(self.shape[1]) < lengths[:, None]).reshape(-1)
         self.progress = last / self.count
-        sequences = columns.pop("sequence_mask", None)
-        return Chunk(
-            train=columns.pop("train_logp"),
-            rollout=columns.pop("rollout_logp"),
-            mask=both_masks(None if mask is None else mask != 0, None if sequences is None else sequences != 0),
-            offsets=offsets,
-            records=torch.arange(first, last),
-            file=self.file,
-            columns=columns,
-        )
-
-
-def _integers(values: Tensor) -> Tensor:
-    """Return values as int64; what is no integer that a float holds exactly is unknown."""
-    if not values.is_floating_point():
-        return values.to(torch.int64)
-    values = values.double()
-    return values.where(values.abs() <= 1 << 53, MISSING_INTEGER).to(torch.int64)
+        return Chunk.of(values, offsets=offsets, records=torch.arange(first, last), file=self.file)
