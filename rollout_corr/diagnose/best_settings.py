@@ -13,8 +13,6 @@ from ..specs.explain import step_of_criterion, steps_of_weight
 from .doctor.diagnosis import is_healthy
 from .what_if import Setting, SettingResult, WhatIf
 
-Outcome = tuple[Setting, SettingResult]
-
 # Settings that are named, and the part of the best one's worth that each of them has at least.
 MOST, LEAST = 5, 0.5
 # Settings whose worth differs by less are one answer: the simplest of them, and a name before a grid point.
@@ -46,7 +44,7 @@ class Verdict:
     title: str  # the verdict in a line
     sentences: tuple[str, ...]  # why, and what to do
     best: list[BestSetting]  # the best setting of each kind, the best first
-    outcomes: list[Outcome]  # every setting with its result
+    results: list[SettingResult]  # those of all settings
     sequences: float  # number of sequences of a batch, for which variance counts
 
 
@@ -57,11 +55,11 @@ def verdict_of(tried: WhatIf, sequences: float | None = None) -> Verdict:
         tried: The settings over the dump.
         sequences: Number of sequences of a batch; None: that of the dump.
     """
-    outcomes, count = tried.outcomes(), tried.sequences if sequences is None else sequences
-    best, findings = best_settings(outcomes, count), tried.findings()
+    results, count = tried.results(), tried.sequences if sequences is None else sequences
+    best, findings = best_settings(results, count), tried.findings()
 
     def verdict(state: Literal["broken", "healthy", "equal", "better"], title: str, *sentences: str) -> Verdict:
-        return Verdict(state, title, sentences, best, outcomes, count)
+        return Verdict(state, title, sentences, best, results, count)
 
     errors = [finding for finding in findings if finding.severity == "error"]
     if errors:
@@ -72,8 +70,8 @@ def verdict_of(tried: WhatIf, sequences: float | None = None) -> Verdict:
             f"No setting repairs this: {errors[0].advice}",
             "The ranking below is of broken data. Repair it, dump again, and ask again.",
         )
-    without = next((outcome for setting, outcome in outcomes if setting.spec == Spec()), None)
-    none = 0.0 if without is None else worth_of(without, count)
+    without = next((one for one in results if one.setting.spec == Spec()), None)
+    none = 0.0 if without is None else without.worth(count)
     gain = (best[0].worth if best else 0.0) - none
     keep = f"Nothing here is worth more than no correction by {_percent(EQUAL)} or more; keep the setting you have."
     if is_healthy(findings) and not tried.measured.mismatch_warnings():
@@ -82,17 +80,17 @@ def verdict_of(tried: WhatIf, sequences: float | None = None) -> Verdict:
     warnings = [f"{finding.severity}: {finding.title} [{finding.name}]" for finding in findings[:1]]
     if gain < EQUAL:
         title = "no setting is better than no correction"
-        return verdict("equal", title, *warnings, keep, *_pays_from(without, outcomes, count))
+        return verdict("equal", title, *warnings, keep, *_pays_from(without, results, count))
     gained = f"The batch is worth {_percent(best[0].worth)} of an exact one with it, and {_percent(none)} without."
     return verdict("better", f"best here: {best[0].setting.name}", *warnings, gained)
 
 
-def _pays_from(without: SettingResult | None, outcomes: Sequence[Outcome], count: float) -> list[str]:
+def _pays_from(without: SettingResult | None, results: Sequence[SettingResult], count: float) -> list[str]:
     """Say for how large a batch a setting is worth more than none, where the bias that it takes away is sure."""
     larger = 2.0 * count
     while without is not None and without.bias_low > 0.0 and larger <= MOST_LARGER * count:
-        best = best_settings(outcomes, larger)[0]
-        if best.worth - worth_of(without, larger) >= EQUAL:
+        best = best_settings(results, larger)[0]
+        if best.worth - without.worth(larger) >= EQUAL:
             return [
                 f"From about {larger:,.0f} sequences in a batch {best.setting.name} pays: variance averages out over "
                 "them, and bias does not."
@@ -101,55 +99,50 @@ def _pays_from(without: SettingResult | None, outcomes: Sequence[Outcome], count
     return []
 
 
-def best_settings(outcomes: Iterable[Outcome], sequences: float) -> list[BestSetting]:
+def best_settings(results: Iterable[SettingResult], sequences: float) -> list[BestSetting]:
     """Return the best setting of each kind of correction, by what a batch of so many sequences is worth under it.
 
     Bias does not average out and variance does, so the error is bias^2 + (1 + variance) / N. Settings whose products
     mean nothing on these sequences are left out, and one without effect stands for the others like it.
 
     Args:
-        outcomes: Settings with their results.
+        results: Those of the settings.
         sequences: N, the number of sequences of a batch.
     """
-    usable = [(s, o) for s, o in outcomes if math.isfinite(o.variance) and not o.too_long and o.tokens_kept > 0.0]
-    by_kind: dict[object, list[Outcome]] = {}
-    for setting, outcome in usable:
-        by_kind.setdefault(_kind(setting.spec), []).append((setting, outcome))
+    usable = [one for one in results if math.isfinite(one.variance) and not one.too_long and one.tokens_kept > 0.0]
+    by_kind: dict[object, list[SettingResult]] = {}
+    for one in usable:
+        by_kind.setdefault(_kind(one.setting.spec), []).append(one)
     chosen = [_simplest_of(kind, sequences) for kind in by_kind.values()]
-    chosen.sort(key=lambda one: -worth_of(one[1], sequences))
-    chosen = [one for one in chosen if worth_of(one[1], sequences) >= LEAST * worth_of(chosen[0][1], sequences)]
+    chosen.sort(key=lambda one: -one.worth(sequences))
+    chosen = [one for one in chosen if one.worth(sequences) >= LEAST * chosen[0].worth(sequences)]
     # The simplest of those that have one result stands for them.
-    found: dict[tuple[str, ...], Outcome] = {}
+    found: dict[tuple[str, ...], SettingResult] = {}
     while chosen:
-        setting, outcome = _simplest_of(chosen, sequences)
-        chosen.remove((setting, outcome))
-        found.setdefault(_result(outcome), (setting, outcome))
+        one = _simplest_of(chosen, sequences)
+        chosen.remove(one)
+        found.setdefault(_shown(one), one)
     return [
         BestSetting(
-            setting=setting,
-            worth=worth_of(outcome, sequences),
-            does=_does(setting.spec),
-            reason=_reason(outcome),
-            alike=tuple(s.name for s, o in usable if s is not setting and _result(o) == _result(outcome)),
+            setting=one.setting,
+            worth=one.worth(sequences),
+            does=_does(one.setting.spec),
+            reason=_reason(one),
+            alike=tuple(other.setting.name for other in usable if other is not one and _shown(other) == shown),
         )
-        for setting, outcome in list(found.values())[:MOST]
+        for shown, one in list(found.items())[:MOST]
     ]
 
 
-def worth_of(outcome: SettingResult, sequences: float) -> float:
-    """Return the share of a sample without mismatch that gives the same error of a mean over so many sequences."""
-    return 1.0 / (1.0 + outcome.variance + max(1.0, sequences) * outcome.bias**2)
-
-
-def _simplest_of(outcomes: list[Outcome], sequences: float) -> Outcome:
+def _simplest_of(results: list[SettingResult], sequences: float) -> SettingResult:
     """Return the simplest of those that are worth as much as the best."""
-    most = max(worth_of(outcome, sequences) for _, outcome in outcomes)
+    most = max(one.worth(sequences) for one in results)
 
-    def order(one: Outcome) -> tuple[int, bool, float]:
-        spec = one[0].spec
-        return (spec.weight is not None) + len(spec.criteria), bool(one[0].family), -worth_of(one[1], sequences)
+    def order(one: SettingResult) -> tuple[int, bool, float]:
+        spec = one.setting.spec
+        return (spec.weight is not None) + len(spec.criteria), bool(one.setting.family), -one.worth(sequences)
 
-    return min((one for one in outcomes if worth_of(one[1], sequences) > most - EQUAL), key=order)
+    return min((one for one in results if one.worth(sequences) > most - EQUAL), key=order)
 
 
 def _kind(spec: Spec) -> object:
@@ -161,33 +154,33 @@ def _kind(spec: Spec) -> object:
     )
 
 
-def _result(outcome: SettingResult) -> tuple[str, ...]:
+def _shown(result: SettingResult) -> tuple[str, ...]:
     """Return the numbers of a result as they are shown."""
-    values = (outcome.tokens_kept, outcome.sequences_kept, outcome.bias, outcome.variance)
+    values = (result.tokens_kept, result.sequences_kept, result.bias, result.variance)
     return tuple(f"{value:.3g}" if value > 1e-4 else "0" for value in values)
 
 
-def _reason(outcome: SettingResult) -> str:
+def _reason(result: SettingResult) -> str:
     """Say what a setting rejects, which bias remains, and which information is lost."""
     rejects = "Rejects nothing here"
-    if outcome.tokens_kept < 1.0:
-        rejects = f"Rejects {_percent(1.0 - outcome.tokens_kept)} of the tokens"
-        if outcome.sequences_kept < 1.0:
-            rejects += f" and {_percent(1.0 - outcome.sequences_kept)} of the sequences"
+    if result.tokens_kept < 1.0:
+        rejects = f"Rejects {_percent(1.0 - result.tokens_kept)} of the tokens"
+        if result.sequences_kept < 1.0:
+            rejects += f" and {_percent(1.0 - result.sequences_kept)} of the sequences"
         # In what kept and rejected sequences differ by more than chance.
         apart = [
             f"{one.name} {one.kept:.3g} and {one.rejected:.3g}"
-            for one in outcome.selected
+            for one in result.selected
             if abs(one.errors) > SELECTED_ERRORS and one.name != LOG_LENGTH
         ]
         rejects += f" (means of kept and rejected: {', '.join(apart)})" if apart else ""
     off, left = "no bias remains", "no information is lost to uneven weights"
-    if outcome.bias_high >= 1e-4:
-        interval = f"{_percent(outcome.bias_low)} to {_percent(outcome.bias_high)}"
-        off = f"a weighted mean is off by {_percent(outcome.bias)} ({interval}) of a standard deviation"
-    if outcome.ess <= 0.9995:
-        left = f"the effective sample is {_percent(outcome.ess)} of the tokens"
-    return ". ".join([f"{rejects}; {off}; {left}", *(f"Watch: {text}" for text in warnings_of(outcome.selected))]) + "."
+    if result.bias_high >= 1e-4:
+        interval = f"{_percent(result.bias_low)} to {_percent(result.bias_high)}"
+        off = f"a weighted mean is off by {_percent(result.bias)} ({interval}) of a standard deviation"
+    if result.ess <= 0.9995:
+        left = f"the effective sample is {_percent(result.ess)} of the tokens"
+    return ". ".join([f"{rejects}; {off}; {left}", *(f"Watch: {text}" for text in warnings_of(result.selected))]) + "."
 
 
 def _percent(share: float) -> str:

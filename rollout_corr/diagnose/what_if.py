@@ -63,6 +63,7 @@ class Setting:
 class SettingResult:
     """The result of a setting on a dump. Rejected tokens have weight 0; without a weight, kept tokens have weight 1."""
 
+    setting: Setting
     tokens_kept: float  # fraction of the valid trained tokens
     sequences_kept: float  # fraction of the non-empty sequences with a token that trains
     weight_mean: float  # mean weight of valid tokens, rejected ones included
@@ -77,6 +78,10 @@ class SettingResult:
     too_long: bool = False
     # Length, and where the dump has them reward and advantage, of what trains and of what does not.
     selected: tuple[Selected, ...] = ()
+
+    def worth(self, sequences: float) -> float:
+        """Return the share of a sample without mismatch that gives the same error of a mean over so many sequences."""
+        return 1.0 / (1.0 + self.variance + max(1.0, sequences) * self.bias**2)
 
 
 def grid() -> list[Setting]:
@@ -232,8 +237,8 @@ class WhatIf:
         """Return what the doctor finds, the gravest first."""
         return diagnose(self.measured)
 
-    def outcomes(self) -> list[tuple[Setting, SettingResult]]:
-        """Return every setting with its result."""
+    def results(self) -> list[SettingResult]:
+        """Return the result of every setting."""
         total, sequences = self._sums.tolist()
         found = []
         for i, (setting, tally) in enumerate(zip(self.settings, self._tallies.tolist(), strict=True)):
@@ -243,6 +248,7 @@ class WhatIf:
             # What the dump has no value of has no sums.
             known = [q for q, values in enumerate(sums[:, 0].tolist()) if values]
             result = SettingResult(
+                setting,
                 kept / n if n else 0.0,
                 kept_count / count if count else 0.0,
                 w / n if n else 0.0,
@@ -252,7 +258,7 @@ class WhatIf:
                 too_long=setting.products and total > CHANCE_SUM * sequences,
                 selected=Selection(tuple(QUANTITIES[q] for q in known), sums[known]).compared(),
             )
-            found.append((setting, result))
+            found.append(result)
         return found
 
 

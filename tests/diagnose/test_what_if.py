@@ -46,19 +46,19 @@ def columns():
     return made
 
 
-def outcomes(made):
-    """Try all settings on columns: {name: (setting, outcome)}; a bias is the estimate itself, and chance is left in."""
+def results(made):
+    """Try all settings on columns: their results by name; a bias is the estimate itself, and chance is left in."""
     tried = WhatIf("advantages" in made)
     for one in chunks_of(made):
         assert list(tried.adding(one))[-1] == len(tried.settings)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(remaining_bias, "norm_of", lambda x, _: remaining_bias.Bias(*[float(x.norm())] * 3))
-        return {setting.name: (setting, outcome) for setting, outcome in tried.outcomes()}
+        return {one.setting.name: one for one in tried.results()}
 
 
 @pytest.fixture(scope="module")
 def tried():
-    return outcomes(columns())
+    return results(columns())
 
 
 def test_every_preset_is_tried_or_left_out_for_a_reason():
@@ -80,19 +80,20 @@ def test_every_preset_is_tried_or_left_out_for_a_reason():
 
 
 @pytest.mark.parametrize("block", [None, 500], ids=["one block", "small blocks"])
-def test_outcomes_are_those_of_plain_loops(block, tried, monkeypatch):
+def test_results_are_those_of_plain_loops(block, tried, monkeypatch):
     made = columns()
     found = tried
     if block is not None:
         monkeypatch.setattr(chunk, "CHUNK_SLOTS", block)
-        found = outcomes(made)
+        found = results(made)
     bounds = made["cu_seqlens"].tolist()
     valid = [[i for i in range(a, b) if made["mask"][i]] for a, b in pairwise(bounds)]
     d = (made["train_logp"].double() - made["rollout_logp"].double()).tolist()
     sums = [math.fsum(d[i] for i in tokens) for tokens in valid]
     whole = {"cu_seqlens": made["cu_seqlens"], "advantages": made["advantages"]}
     functions = functions_of(made, valid)
-    for setting, outcome in found.values():
+    for outcome in found.values():
+        setting = outcome.setting
         weight = setting.spec.weight
         if block is not None and (setting.spec.asks_batch or (weight is not None and weight.normalize == "batch")):
             # A chunk is the batch.
@@ -156,7 +157,7 @@ def test_records_without_advantages_beside_others_with_them(tmp_path):
     rows = [{"train_logp": [-0.1, -2.0], "rollout_logp": [-9.0, -1.5]} | more for more in ({"advantages": 1.0}, {})]
     write_jsonl(tmp_path / "x.jsonl", rows)
     tried = try_all(Dump(tmp_path / "x.jsonl"))
-    kept = {setting.name: outcome.tokens_kept for setting, outcome in tried.outcomes()}
+    kept = {one.setting.name: one.tokens_kept for one in tried.results()}
     assert kept["open_instruct.vaco"] == 0.75
     write_jsonl(tmp_path / "x.jsonl", rows[1:])
     assert "open_instruct.vaco" in try_all(Dump(tmp_path / "x.jsonl")).left_out
@@ -168,7 +169,7 @@ def test_rewards_of_a_dump(tmp_path):
     forms = [{"score": 2.0}, {"score": [0.0, 3.0]}, {"score": {"math": 1.0}}, {"score": [1.0, 2.0, 3.0]}]
     write_jsonl(tmp_path / "x.jsonl", [logps | form for form in forms])
     dump = Dump(tmp_path / "x.jsonl")
-    outcome = {setting.name: one for setting, one in try_all(dump).outcomes()}["no correction"]
+    outcome = {one.setting.name: one for one in try_all(dump).results()}["no correction"]
     assert {one.name: one.kept for one in outcome.selected}["reward"] == 2.5 and not dump.problems.count
 
 
@@ -179,11 +180,11 @@ def test_products_that_reject_long_answers_are_named(tmp_path):
     train = rollout + 0.05 * torch.randn(rollout.shape, generator=generator)
     made = {"train_logp": train, "rollout_logp": rollout, "lengths": lengths, "rewards": lengths / 100.0}
     torch.save(made, tmp_path / "x.pt")
-    outcomes = {setting.name: one for setting, one in try_all(Dump(tmp_path / "x.pt")).outcomes()}
-    said = _reason(outcomes["product rejection 2"])
+    found = {one.setting.name: one for one in try_all(Dump(tmp_path / "x.pt")).results()}
+    said = _reason(found["product rejection 2"])
     assert "(means of kept and rejected: length " in said and ", reward " in said
     assert "Watch: rejection prefers short answers" in said
-    assert "means of" not in _reason(outcomes["no correction"])
+    assert "means of" not in _reason(found["no correction"])
 
 
 def test_the_command(tmp_path, capsys, monkeypatch):
@@ -249,10 +250,10 @@ def test_a_better_setting_is_named():
     """Worth is compared with no correction's; a warning of the doctor stands before the numbers."""
 
     def judged(sequences, warnings=("k3",), sure=True):
-        tried = [(Setting("none", rc.Spec()), result(0.1, 0.0)), (weighted("w", 2.0), result(0.001, 0.05))]
-        tried[0] = (tried[0][0], replace(tried[0][1], bias_low=0.05 * sure))
+        none = replace(result(Setting("none", rc.Spec()), 0.1, 0.0), bias_low=0.05 * sure)
+        tried = [none, result(weighted("w", 2.0), 0.001, 0.05)]
         measured = SimpleNamespace(mismatch_warnings=lambda: warnings)
-        return verdict_of(SimpleNamespace(outcomes=lambda: tried, findings=list, measured=measured), sequences)
+        return verdict_of(SimpleNamespace(results=lambda: tried, findings=list, measured=measured), sequences)
 
     found = judged(100)
     assert (found.state, found.title) == ("better", "best here: w")
@@ -328,8 +329,10 @@ def test_the_command_in_a_frameworks_words(tmp_path, capsys, monkeypatch):
 # --- the best ones ----------------------------------------------------------------------------------------------------
 
 
-def result(bias, variance, kept=1.0, **more):
-    return SettingResult(kept, kept, 1.0, 1.0 / (1.0 + variance), bias, 0.5 * bias, 2.0 * bias, variance, **more)
+def result(setting, bias, variance, kept=1.0, **more):
+    return SettingResult(
+        setting, kept, kept, 1.0, 1.0 / (1.0 + variance), bias, 0.5 * bias, 2.0 * bias, variance, **more
+    )
 
 
 def weighted(name, upper, family="grid", **more):
@@ -343,15 +346,15 @@ def test_the_best_of_each_kind_come_first():
     """Most worth first; one of a kind; the simplest and a preset among equals; one of those with one result."""
     none = Setting("none", rc.Spec())
     tried = [
-        (none, result(0.05, 0.0)),
-        (weighted("grid 2", 2.0), result(0.001, 0.05)),
-        (weighted("preset", 2.0, ""), result(0.001, 0.05)),
-        (weighted("grid 1.1", 1.1), result(0.1, 0.01)),
-        (Setting("veto, no effect", rc.Spec(rc.Weight.token(upper=2.0), (REJECTING,))), result(0.001, 0.05)),
-        (Setting("half", rc.Spec(None, (REJECTING,))), result(0.05, 0.4, kept=0.5)),
-        (Setting("a tenth", rc.Spec(rc.Weight.geometric())), result(0.3, 0.0, kept=0.1)),
-        (Setting("noise", rc.Spec(rc.Weight.product())), result(0.0, 0.0, too_long=True)),
-        (Setting("nothing", rc.Spec(rc.Weight("prefix"))), result(math.inf, math.inf, kept=0.0)),
+        result(none, 0.05, 0.0),
+        result(weighted("grid 2", 2.0), 0.001, 0.05),
+        result(weighted("preset", 2.0, ""), 0.001, 0.05),
+        result(weighted("grid 1.1", 1.1), 0.1, 0.01),
+        result(Setting("veto, no effect", rc.Spec(rc.Weight.token(upper=2.0), (REJECTING,))), 0.001, 0.05),
+        result(Setting("half", rc.Spec(None, (REJECTING,))), 0.05, 0.4, kept=0.5),
+        result(Setting("a tenth", rc.Spec(rc.Weight.geometric())), 0.3, 0.0, kept=0.1),
+        result(Setting("noise", rc.Spec(rc.Weight.product())), 0.0, 0.0, too_long=True),
+        result(Setting("nothing", rc.Spec(rc.Weight("prefix"))), math.inf, math.inf, kept=0.0),
     ]
     found = best_settings(tried, 100)
     assert [one.setting.name for one in found] == ["preset", "none", "half"]
@@ -360,15 +363,15 @@ def test_the_best_of_each_kind_come_first():
     # Of few sequences the average is uncertain anyway, and a little bias does not matter: the simplest is best.
     assert best_settings([tried[1], tried[3]], 1)[0].setting.name == "grid 1.1"
     assert best_settings([tried[1], tried[3]], 100)[0].setting.name == "grid 2"
-    assert best_settings([tried[1], (none, result(0.0, 0.045))], 100)[0].setting.name == "none"
+    assert best_settings([tried[1], result(none, 0.0, 0.045)], 100)[0].setting.name == "none"
     assert best_settings([], 0) == []
 
 
 def test_a_setting_has_a_plain_reason():
     tried = [
-        (weighted("w", 2.0), result(0.00004, 0.25)),
-        (Setting("none", rc.Spec()), result(0.031, 0.0)),
-        (Setting("reject", rc.Spec(None, (REJECTING,))), result(0.0004, 0.0001, kept=0.9876)),
+        result(weighted("w", 2.0), 0.00004, 0.25),
+        result(Setting("none", rc.Spec()), 0.031, 0.0),
+        result(Setting("reject", rc.Spec(None, (REJECTING,))), 0.0004, 0.0001, kept=0.9876),
     ]
     found = {one.setting.name: one for one in best_settings(tried, 100)}
     assert found["w"].does.endswith(" A weight above 2 becomes 2.")

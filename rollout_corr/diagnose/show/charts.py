@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Literal
 
 from ...metrics.histogram import HISTOGRAM, HISTOGRAM_BINS, bin_edges
 from ..doctor.cause import counted
 from ..measure.measurement import CELLS, LOWEST_LOGP, Measurement
 from ..measure.profiles import Row, joined
 from ..measure.sharpness import UNLIKELY
-from .content import FEWEST, Named, Unit, enough
+from .content import Named
 from .html import Html
 from .svg import BOTTOM, HEIGHT, LEFT, LETTER, RIGHT, TURNED, WIDTH, Axis, Chart, spanning
 
@@ -27,6 +28,10 @@ MOST_BARS, SHOWN, MOST, TIMES = 61, 0.999, 0.9, 8.0
 MOST_SAYING = 64
 # Height of a density, whose frame is nearly a square, and its cells per nat.
 SQUARE, NAT = 330, round(-CELLS / LOWEST_LOGP)
+
+Unit = Literal["tokens", "sequences"]
+# The mean of a bin of fewer is chance.
+FEWEST: dict[Unit, int] = {"tokens": 50, "sequences": 5}
 
 # CSS classes of the first and of the second dump.
 KINDS = ("a", "b")
@@ -161,6 +166,11 @@ def _said(label: str, rows: Sequence[tuple[str, Row]], unit: Unit) -> list[str]:
         says.append(f"mean D {row.logratio_mean:+.4g}, mean |D| {row.logratio_abs_mean:.4g}")
         says += [] if name else [f"{count}, largest |D| {row.logratio_abs_max:.4g}"]
     return says
+
+
+def enough(rows: Sequence[Row], unit: Unit) -> Sequence[Row]:
+    """Return the bins that have enough tokens or sequences for a mean; all, if none has enough."""
+    return [row for row in rows if row.count >= FEWEST[unit]] or rows
 
 
 def axis_chart(

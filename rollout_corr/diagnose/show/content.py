@@ -1,35 +1,22 @@
-"""Tables and phrases that the terminal and the pages share."""
+"""Tables and phrases that the terminal and the page share."""
 
 from __future__ import annotations
 
 import math
-import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
-from datetime import datetime, timezone
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
-import torch
-
-from ..._version import __version__
-from ...frameworks.shared.nearest import lines_of
 from ...metrics.limits import BY_KEY, HEALTHY_K3, ratio_room
 from ...metrics.native import weight_of_sequence
 from ..doctor.cause import counted
 from ..doctor.diagnosis import Diagnosed
 from ..measure.measurement import UPPER, WEIGHTED, Measurement
-from ..measure.profiles import Row
 from ..measure.worst_tokens import WorstToken
-from ..read.dump import Dump, Source
+from ..read.dump import Source
 from ..read.fields import listing
-from ..what_if import Setting
 
 # Measurements by the name of what was read.
 Named = Sequence[tuple[str, Measurement]]
-
-Unit = Literal["tokens", "sequences"]
-# The mean of a bin of fewer is chance.
-FEWEST: dict[Unit, int] = {"tokens": 50, "sequences": 5}
 
 MEANING_D = "the log-ratio train_logp - rollout_logp of a token"
 ABOUT_D = f"D is {MEANING_D}."
@@ -61,17 +48,6 @@ AXES = {
     "versions": "weight version",
     "steps": "step",
 }
-# Above the bounds of `suggest`.
-ABOUT_SUGGESTION = "Bounds that keep 99 % of such sequences (rc.suggest), from their lengths and their mismatch"
-ABOUT_TOO_LONG = "long: products over these sequences are chance: the mean |sum of D| is above 1 nat"
-
-
-def about_best(sequences: float) -> str:
-    """Say what the settings are ranked by."""
-    return (
-        f"The best setting of each kind, by what a batch of {counted(sequences, 'sequence')} is worth under it: "
-        "1 / (1 + variance + N bias^2)"
-    )
 
 
 class Table(NamedTuple):
@@ -97,26 +73,6 @@ def named(diagnoses: Sequence[Diagnosed]) -> Named:
     if len(set(names)) < len(names):
         names = [f"{name} ({i})" for i, name in enumerate(names, 1)]
     return [(name, each.measured) for name, each in zip(names, diagnoses, strict=True)]
-
-
-def summary(diagnosis: Diagnosed) -> str:
-    """Say how much was measured, and how large the mismatch is."""
-    metrics = diagnosis.measured.metrics()
-    return (
-        f"{counted(metrics['tokens'], 'token')} in {counted(metrics['sequences'], 'sequence')}: mean |D| "
-        f"{metrics['logratio_abs_mean']:.3g}, 99th percentile of |D| {metrics['logratio_abs_p99']:.3g}, k3 "
-        f"{metrics['kl_rollout_train_k3']:.3g} nats per token. {ABOUT_D}"
-    )
-
-
-def unit_of(axis: str) -> Unit:
-    """Return what the bins of an axis count."""
-    return "sequences" if axis == "length" else "tokens"
-
-
-def enough(rows: Sequence[Row], unit: Unit) -> Sequence[Row]:
-    """Return the bins that have enough tokens or sequences for a mean; all, if none has enough."""
-    return [row for row in rows if row.count >= FEWEST[unit]] or rows
 
 
 def around(tokens: Iterable[WorstToken]) -> str:
@@ -162,15 +118,6 @@ def weights_table(dumps: Named) -> Table:
     return Table(("ratio", "mean weight", "largest", "ESS", f"ESS, truncated at {UPPER:g}", f"above {UPPER:g}"), rows)
 
 
-def pasted_lines(setting: Setting, framework: str | None) -> list[str]:
-    """Return the lines to paste into a framework's configuration for a setting."""
-    if framework is None:
-        return []
-    if setting.config is None:
-        return [f"# cannot be said in {framework}"]
-    return lines_of(setting.config, framework)
-
-
 def fields_of(source: Source) -> str:
     """List the fields that were read, with their roles where the names differ."""
     return ", ".join(role if role == name else f"{role} = {name}" for role, name in source.fields.items())
@@ -184,51 +131,12 @@ def unused_of(source: Source) -> str:
     )
 
 
+def more_of(source: Source) -> list[tuple[str, str]]:
+    """Say what was found in folders, and which columns were not used."""
+    found = [("found", source.about)] if source.about else []
+    return found + ([("not used", unused_of(source))] if source.unused else [])
+
+
 def problems_title(source: Source) -> str:
     """Say how many problems there were."""
     return f"{counted(source.problems.count, 'problem')} while reading; everything else was read"
-
-
-# --- where a page comes from
-
-
-def command_of(diagnoses: Sequence[Diagnosed]) -> str:
-    """Return the command that makes a report again."""
-    source = diagnoses[0].source
-    if not isinstance(source, Dump):
-        return "rc.report(train_logp, rollout_logp, ...)"
-    words = ["rollout-corr", "report", *map(str, source.paths)]
-    words += [word for other in diagnoses[1:] for word in ("--compare", other.source.where)]
-    words += [word for name in source.wanted.by for word in ("--by", name)]
-    words += [word for pair in source.wanted.roles.items() for word in ("--field", "=".join(pair))]
-    return shlex.join(words + ([] if source.limit is None else ["--limit", str(source.limit)]))
-
-
-def provenance(diagnosis: Diagnosed) -> list[tuple[str, str]]:
-    """Say where numbers come from: what was read, when it was written, which steps and versions are in it."""
-    source, measured = diagnosis.source, diagnosis.measured
-    metrics = measured.metrics()
-    said = [("read", f"{source.where} ({fields_of(source)})")]
-    said += [("found", source.about)] if source.about else []
-    said += [("not used", unused_of(source))] if source.unused else []
-    with suppress(OSError):
-        written = [file.stat().st_mtime for file in source.files]
-        if written:
-            said.append(("written", f"{datetime.fromtimestamp(max(written), timezone.utc):%Y-%m-%d %H:%M} UTC"))
-    tokens, sequences = counted(metrics["tokens"], "token"), counted(metrics["sequences"], "sequence")
-    said.append(("size", f"{tokens} in {sequences}"))
-    for name in ("steps", "versions"):
-        values = sorted(measured.columns[name].values)
-        if values:
-            more = f" to {values[-1]:.10g} ({len(values)} of them)" if len(values) > 1 else ""
-            said.append((AXES[name] + "s" * (len(values) > 1), f"{values[0]:.10g}{more}"))
-    return said
-
-
-def made_by(command: str) -> list[tuple[str, str]]:
-    """Say what made a page."""
-    return [
-        ("made by", f"rollout-corr {__version__}, torch {torch.__version__}"),
-        ("command", command),
-        ("D", MEANING_D),
-    ]

@@ -2,31 +2,37 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from datetime import datetime, timezone
 from itertools import chain
 
+import torch
+
+from ..._version import __version__
 from ...metrics.limits import BY_KEY, largest_state, ratio_state
 from ..doctor.cause import DISTRIBUTION, TRAIN, WORST, Finding, counted, percent
 from ..doctor.diagnosis import Diagnosed, first_views, is_healthy, views_of
 from ..measure.measurement import UPPER, Measurement
 from ..measure.worst_tokens import WorstToken
+from ..read.dump import Dump
 from . import charts
 from .content import (
     AXES,
     HEALTHY,
     KEYS,
+    MEANING_D,
     UNSEEN,
     Named,
     Table,
     around,
-    command_of,
+    fields_of,
     healthy_range,
-    made_by,
     metrics_table,
+    more_of,
     named,
     problems_title,
-    provenance,
-    unit_of,
     weights_table,
 )
 from .html import Child, Html, document, element
@@ -96,7 +102,7 @@ def report_page(diagnoses: Sequence[Diagnosed]) -> str:
         title,
         STYLE,
         element("h1", title),
-        _div("of", *map(_strip, (*map(provenance, diagnoses), made_by(command_of(diagnoses))))),
+        _div("of", *map(_strip, (*map(_provenance, diagnoses), _made_by(_command_of(diagnoses))))),
         _div("columns", tops) if several else tops,
         _tiles(diagnoses),
         [_folded(element("h2", SECTIONS[view]), content[view], opened=view in opened) for view in order],
@@ -220,9 +226,10 @@ def _axes(dumps: Named, findings: Sequence[Finding]) -> dict[str, Html]:
         series = [(name, found[axis]) for name, found in profiles if axis in found]
         label = visible(AXES.get(axis, axis), MOST_OF_TOKEN)
         log = axis in ("position", "length")
+        unit: charts.Unit = "sequences" if axis == "length" else "tokens"
         bars = not log and axis not in ("steps", "turn") and max(len(rows) for _, rows in series) <= 24
         mark = (start, f"from {start:,.0f}") if axis == "position" and start is not None else None
-        figures[axis] = charts.axis_chart(f"by {label}", label, series, unit_of(axis), log=log, named=bars, mark=mark)
+        figures[axis] = charts.axis_chart(f"by {label}", label, series, unit, log=log, named=bars, mark=mark)
     return figures
 
 
@@ -265,3 +272,46 @@ def _context(token: WorstToken) -> list[Child]:
         kind = f"shade{shade} at" if i == token.at else f"shade{shade}"
         spans += [element("span", visible(text, MOST_OF_TOKEN), class_=kind, data_says=says, tabindex="-1"), " "]
     return spans
+
+
+# --- where it comes from
+
+
+def _command_of(diagnoses: Sequence[Diagnosed]) -> str:
+    """Return the command that makes a report again."""
+    source = diagnoses[0].source
+    if not isinstance(source, Dump):
+        return "rc.report(train_logp, rollout_logp, ...)"
+    words = ["rollout-corr", "report", *map(str, source.paths)]
+    words += [word for other in diagnoses[1:] for word in ("--compare", other.source.where)]
+    words += [word for name in source.wanted.by for word in ("--by", name)]
+    words += [word for pair in source.wanted.roles.items() for word in ("--field", "=".join(pair))]
+    return shlex.join(words + ([] if source.limit is None else ["--limit", str(source.limit)]))
+
+
+def _provenance(diagnosis: Diagnosed) -> list[tuple[str, str]]:
+    """Say where numbers come from: what was read, when it was written, which steps and versions are in it."""
+    source, measured = diagnosis.source, diagnosis.measured
+    metrics = measured.metrics()
+    said = [("read", f"{source.where} ({fields_of(source)})"), *more_of(source)]
+    with suppress(OSError):
+        written = [file.stat().st_mtime for file in source.files]
+        if written:
+            said.append(("written", f"{datetime.fromtimestamp(max(written), timezone.utc):%Y-%m-%d %H:%M} UTC"))
+    tokens, sequences = counted(metrics["tokens"], "token"), counted(metrics["sequences"], "sequence")
+    said.append(("size", f"{tokens} in {sequences}"))
+    for name in ("steps", "versions"):
+        values = sorted(measured.columns[name].values)
+        if values:
+            more = f" to {values[-1]:.10g} ({len(values)} of them)" if len(values) > 1 else ""
+            said.append((AXES[name] + "s" * (len(values) > 1), f"{values[0]:.10g}{more}"))
+    return said
+
+
+def _made_by(command: str) -> list[tuple[str, str]]:
+    """Say what made a page."""
+    return [
+        ("made by", f"rollout-corr {__version__}, torch {torch.__version__}"),
+        ("command", command),
+        ("D", MEANING_D),
+    ]

@@ -6,7 +6,7 @@ import math
 from dataclasses import asdict
 from typing import Any
 
-from ..best_settings import verdict_of, worth_of
+from ..best_settings import verdict_of
 from ..doctor.diagnosis import Diagnosed, is_healthy
 from ..doctor.in_common import in_common
 from ..read.dump import Source
@@ -70,18 +70,17 @@ def _exact(diagnosis: Diagnosed) -> dict[str, Any]:
 def what_if(source: Source, tried: WhatIf, sequences: float | None = None) -> dict[str, Any]:
     """Return all results of `what-if`."""
     verdict = verdict_of(tried, sequences)
-    outcomes, count = verdict.outcomes, verdict.sequences
+    count = verdict.sequences
     settings = [
         {
-            "name": setting.name,
-            "same": setting.same,
-            "family": setting.family,
-            "spec": setting.spec.to_dict(),
-            "config": setting.config,
-            "worth": worth_of(outcome, count),
-            **asdict(outcome),
+            **{name: getattr(one.setting, name) for name in ("name", "same", "family")},
+            "spec": one.setting.spec.to_dict(),
+            "config": one.setting.config,
+            "worth": one.worth(count),
+            **{name: value for name, value in vars(one).items() if name != "setting"},
+            "selected": [asdict(each) for each in one.selected],
         }
-        for setting, outcome in outcomes
+        for one in verdict.results
     ]
     first = [
         {"name": one.setting.name, "config": one.setting.config}

@@ -14,30 +14,27 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import zip_longest
 
-from ..best_settings import Outcome, verdict_of, worth_of
+from ...frameworks.shared.nearest import lines_of
+from ..best_settings import verdict_of
 from ..doctor.cause import Severity, counted
 from ..doctor.diagnosis import Diagnosed, first_views, is_healthy
 from ..measure.measurement import Measurement
 from ..measure.profiles import Row, joined
 from ..read.dump import Source
-from ..what_if import WhatIf
+from ..what_if import Setting, SettingResult, WhatIf
 from .content import (
-    ABOUT_SUGGESTION,
-    ABOUT_TOO_LONG,
+    ABOUT_D,
     AXES,
     HEALTHY,
     KEYS,
     UNSEEN,
     Table,
-    about_best,
     around,
     fields_of,
     metrics_table,
+    more_of,
     named,
-    pasted_lines,
     problems_title,
-    summary,
-    unused_of,
     weights_table,
 )
 from .visible import MOST_OF_TOKEN, visible
@@ -166,10 +163,8 @@ def text_of(parts: Iterable[Shown]) -> str:
 def _source(source: Source) -> Iterator[Shown]:
     """Say what was read, and the problems of the rest."""
     yield f"{source.where}: {fields_of(source)}", ""
-    if source.about:
-        yield f"found: {source.about}", ""
-    if source.unused:
-        yield f"not used: {unused_of(source)}", ""
+    for term, said in more_of(source):
+        yield f"{term}: {said}", ""
     if source.problems.count:
         yield f"{problems_title(source)}:", BOLD_RED
         for problem in source.problems.shown:
@@ -237,6 +232,16 @@ def _folded(content: str, width: int) -> list[str]:
     return lines or [""]
 
 
+def _summary(diagnosis: Diagnosed) -> str:
+    """Say how much was measured, and how large the mismatch is."""
+    metrics = diagnosis.measured.metrics()
+    return (
+        f"{counted(metrics['tokens'], 'token')} in {counted(metrics['sequences'], 'sequence')}: mean |D| "
+        f"{metrics['logratio_abs_mean']:.3g}, 99th percentile of |D| {metrics['logratio_abs_p99']:.3g}, k3 "
+        f"{metrics['kl_rollout_train_k3']:.3g} nats per token. {ABOUT_D}"
+    )
+
+
 def findings(diagnosis: Diagnosed) -> Iterator[Shown]:
     """Show what the doctor found, the gravest cause first and alone on its line; then what was read."""
     if is_healthy(diagnosis.findings):
@@ -256,7 +261,7 @@ def findings(diagnosis: Diagnosed) -> Iterator[Shown]:
             if finding.name in mistake.causes:
                 yield f"   -> {mistake}", BOLD
         yield f"   -> {finding.advice}", ""
-    yield summary(diagnosis), ""
+    yield _summary(diagnosis), ""
     yield from _source(diagnosis.source)
     named = {finding.name for finding in diagnosis.findings}
     others = [mistake for mistake in diagnosis.mistakes if not named.intersection(mistake.causes)]
@@ -269,7 +274,7 @@ def findings(diagnosis: Diagnosed) -> Iterator[Shown]:
 def what_if(source: Source, tried: WhatIf, everything: bool = False, sequences: float | None = None) -> Iterator[Shown]:
     """Show the verdict, then the best settings with a reason each; with `everything` the result of every setting."""
     verdict = verdict_of(tried, sequences)
-    outcomes, count = verdict.outcomes, verdict.sequences
+    results, count = verdict.results, verdict.sequences
     yield verdict.title, VERDICTS[verdict.state]
     for sentence in verdict.sentences:
         yield f"   {sentence}", ""
@@ -277,44 +282,59 @@ def what_if(source: Source, tried: WhatIf, everything: bool = False, sequences: 
     yield from _source(source)
     if everything:
         heads = ("setting", "kept", "ESS", "bias", "95 %", "worth")
-        yield "All settings: kept, bias and worth in %", Table(heads, [_row(one, count) for one in outcomes])
-        if any(outcome.too_long for _, outcome in outcomes):
-            yield ABOUT_TOO_LONG, ""
-        for setting, _ in outcomes:
-            if setting.same:
-                yield f"{setting.name} is also {', '.join(setting.same)}", ""
+        yield "All settings: kept, bias and worth in %", Table(heads, [_row(one, count) for one in results])
+        if any(one.too_long for one in results):
+            yield "long: products over these sequences are chance: the mean |sum of D| is above 1 nat", ""
+        for one in results:
+            if one.setting.same:
+                yield f"{one.setting.name} is also {', '.join(one.setting.same)}", ""
         for reason in dict.fromkeys(tried.left_out.values()):
             names = [name for name, other in tried.left_out.items() if other == reason]
             yield f"not tried, because {reason}: {', '.join(names)}", ""
     suggestion = tried.suggestion()
     if suggestion is not None:
         yield "", ""
-        yield f"{ABOUT_SUGGESTION}:", BOLD
+        yield (
+            "Bounds that keep 99 % of such sequences (rc.suggest), from their lengths and their mismatch:",
+            BOLD,
+        )
         for text in suggestion.sentences:
             yield f"   {text}", ""
         for line in [] if tried.framework is None else suggestion.to_paste(tried.framework).splitlines():
             yield f"      {line}", ""
     yield "", ""
-    yield f"{'On broken data: ' if verdict.state == 'broken' else ''}{about_best(count)}:", BOLD
+    yield (
+        f"{'On broken data: ' if verdict.state == 'broken' else ''}The best setting of each kind, by what a batch of "
+        f"{counted(count, 'sequence')} is worth under it: 1 / (1 + variance + N bias^2):",
+        BOLD,
+    )
     for i, best in enumerate(verdict.best, 1):
         yield f"{i}. {best.setting.name}", BOLD
         yield f"   {best.does}", ""
         yield f"   {best.reason}", ""
-        for line in pasted_lines(best.setting, tried.framework):
+        for line in _pasted_lines(best.setting, tried.framework):
             yield f"      {line}", ""
     if not everything:
-        yield f"The other settings, {len(outcomes)} in all: --all, or --json", ""
+        yield f"The other settings, {len(results)} in all: --all, or --json", ""
 
 
-def _row(one: Outcome, sequences: float) -> list[str]:
+def _pasted_lines(setting: Setting, framework: str | None) -> list[str]:
+    """Return the lines to paste into a framework's configuration for a setting."""
+    if framework is None:
+        return []
+    if setting.config is None:
+        return [f"# cannot be said in {framework}"]
+    return lines_of(setting.config, framework)
+
+
+def _row(one: SettingResult, sequences: float) -> list[str]:
     """Return the row of a setting, for a batch of so many sequences; bias in percent of a standard deviation."""
 
     def percent(bias: float) -> str:
         return f"{100.0 * bias:.0f}" if bias >= 1.0 else f"{100.0 * bias:.2g}" if bias >= 1e-4 else "0"
 
-    setting, outcome = one
     bias, interval = "-", "-"
-    if math.isfinite(outcome.bias):
-        bias, interval = percent(outcome.bias), f"{percent(outcome.bias_low)}-{percent(outcome.bias_high)}"
-    worth = "long" if outcome.too_long else f"{100.0 * worth_of(outcome, sequences):.3g}"
-    return [setting.name, f"{100.0 * outcome.tokens_kept:.3g}", f"{outcome.ess:.2g}", bias, interval, worth]
+    if math.isfinite(one.bias):
+        bias, interval = percent(one.bias), f"{percent(one.bias_low)}-{percent(one.bias_high)}"
+    worth = "long" if one.too_long else f"{100.0 * one.worth(sequences):.3g}"
+    return [one.setting.name, f"{100.0 * one.tokens_kept:.3g}", f"{one.ess:.2g}", bias, interval, worth]
