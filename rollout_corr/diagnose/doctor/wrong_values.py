@@ -9,6 +9,7 @@ from ..measure.evidence import FAR, FIRST_TURN, IMPOSSIBLE, OTHER_TURNS, SIDES, 
 from ..measure.measurement import Measurement
 from ..measure.padding import SHORTEST, Beyond, Filler
 from ..measure.pairing import FEWEST_SWAP_TOKENS, OTHER, OWN, SHIFTS
+from ..measure.places import Tested
 from .cause import DISTRIBUTION, OF_D, SAMPLED, Metrics, Signs, among, cause, counted, percent
 from .wrong_policies import is_truncated_later
 
@@ -267,6 +268,18 @@ def bfloat16(measured: Measurement, metrics: Metrics) -> Signs | None:
     )
 
 
+def _is_rare(having: int, tested: int) -> bool:
+    """Return whether chance gives so many of those tested a sign."""
+    return having < max(2, 0.05 * tested)
+
+
+def _in_some(measured: Measurement, found: Tested) -> str | None:
+    """Say in which of the tested sequences a sign is; None: in so few that it may be chance."""
+    if _is_rare(found.having, found.tested):
+        return None
+    return among(found.having, found.tested, measured.evidence.places.pattern(found))
+
+
 @cause(
     "error",
     "Logits at t predict token t + 1. Either the labels are shifted by one on one side only, or one side counts a "
@@ -284,7 +297,7 @@ def shifted(measured: Measurement, metrics: Metrics) -> Signs | None:
         first_turns = (total - late) / max(1, tested - later)
         if late >= 2 and first_turns < 0.2 * late / later:
             total, tested, where = late, later, " in later turns"
-    if total < max(2, 0.05 * tested):
+    if _is_rare(total, tested):
         return None
     shift = max((s for s in SHIFTS if s), key=lambda s: pairing.shifted[s])
     correlation = evidence.fit["log_prob_correlation"]
@@ -316,7 +329,8 @@ def shifted(measured: Measurement, metrics: Metrics) -> Signs | None:
 def swapped(measured: Measurement, metrics: Metrics) -> Signs | None:
     """The log-probs fit another sequence."""
     found = measured.evidence.pairing.swapped
-    if found.having < max(2, 0.05 * found.tested):
+    in_some = _in_some(measured, found)
+    if in_some is None:
         return None
     fit = (
         f"fit the rollout log-probs of another sequence (correlation above {OTHER:g}) and not their own (below {OWN:g})"
@@ -326,7 +340,6 @@ def swapped(measured: Measurement, metrics: Metrics) -> Signs | None:
             f"are nearer to the rollout log-probs of another sequence than a tenth of the distance to their own, over "
             f"the first {FEWEST_SWAP_TOKENS} tokens"
         )
-    in_some = among(found.having, found.tested, measured.evidence.places.pattern(found))
     return Signs(
         f"train and rollout log-probs of different sequences are paired{in_some}",
         (f"in {found.having} of {counted(found.tested, 'sequence')} the train log-probs {fit}",),
@@ -345,9 +358,9 @@ def swapped(measured: Measurement, metrics: Metrics) -> Signs | None:
 def reordered(measured: Measurement, metrics: Metrics) -> Signs | None:
     """A sequence has the same log-probs on both sides, in another order."""
     found = measured.evidence.pairing.order
-    if found.having < max(2, 0.05 * found.tested):
+    in_some = _in_some(measured, found)
+    if in_some is None:
         return None
-    in_some = among(found.having, found.tested, measured.evidence.places.pattern(found))
     return Signs(
         f"the tokens of a sequence are in another order on one side{in_some}",
         (
@@ -370,7 +383,8 @@ def scale(measured: Measurement, metrics: Metrics) -> Signs | None:
     """Within a sequence, one side is a multiple of the other: divided by the length, or logarithms to another base."""
     found = measured.evidence.by_sequence
     scaled, tested = found.scale.having, found.scale.tested
-    if scaled < max(2, 0.05 * tested):
+    in_some = _in_some(measured, found.scale)
+    if in_some is None:
         return None
     factor, deviation = found.factor()
     divided = found.divided()
@@ -385,7 +399,7 @@ def scale(measured: Measurement, metrics: Metrics) -> Signs | None:
     elif deviation > 0.25:
         title = "within each sequence, the train log-probs are a multiple of the rollout log-probs"
     return Signs(
-        f"{title}{among(scaled, tested, measured.evidence.places.pattern(found.scale))}",
+        f"{title}{in_some}",
         (
             f"in {scaled} of {counted(tested, 'sequence')} the train log-probs are a multiple of the rollout log-probs",
             f"the factor train / rollout is {factor:.4g}; in two thirds of them it lies between "

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ...definition.tokens import ulps
 from ..read.chunk import MISSING_INTEGER, ValidTokens
+from .profiles import Numbering
 
 # Sizes of a page or block of a KV cache. SGLang's prefix cache also has pages of one token.
 PAGES = (16, 32, 64, 128, 256)
@@ -70,21 +71,17 @@ class Group:
 
     def __init__(self) -> None:
         self.tokens, self.sequences = Counts(3), Counts(4)
-        # The value of each column of the counts, where these are not the values themselves.
-        self.names: dict[float | str, int] = {}
+        # The column of the counts of each value, where it is not the value itself.
+        self.names = Numbering(MOST_VALUES)
         self.within = False  # the value changes within a sequence; then a sequence has no value of its own
         self.too_many = False  # there were more values than are counted
 
     def places_of(self, values: Tensor) -> Tensor:
         """Give values that may be any numbers a place each; -1: it has none."""
-        unique, inverse = values.unique(return_inverse=True)
-        known = [value for value in unique.tolist() if value >= 0]
-        if len(self.names | dict.fromkeys(known)) > MOST_VALUES:
-            self.too_many = True
-            return values.new_full(values.shape, -1, dtype=torch.int64)
-        for value in known:
-            self.names.setdefault(value, len(self.names))
-        return torch.tensor([self.names.get(value, -1) for value in unique.tolist()], dtype=torch.int64)[inverse]
+        places, known = torch.full_like(values, -1, dtype=torch.int64), values >= 0
+        places[known] = self.names.of_each(values[known])
+        self.too_many = self.too_many or bool((places[known] < 0).any())
+        return places
 
 
 class Bits:
@@ -229,13 +226,9 @@ class Bits:
 
     def _add_files(self, each: _Chunk) -> None:
         chunk, group = each.tokens.chunk, self._group("file")
-        names = [chunk.file_of(i) for i in range(chunk.sequences)]
-        if len(group.names | dict.fromkeys(names)) > MOST_VALUES:
-            group.too_many = True
-        if not group.too_many:
-            for name in names:
-                group.names.setdefault(name, len(group.names))
-            each.count_sequences(group, torch.tensor([group.names[name] for name in names], dtype=torch.int64))
+        files = torch.tensor([group.names.of(chunk.file_of(i)) for i in range(chunk.sequences)], dtype=torch.int64)
+        group.too_many = group.too_many or bool((files < 0).any())
+        each.count_sequences(group, files)
         each.count_sequences(self._group("row"), _folded(chunk.records))
 
 

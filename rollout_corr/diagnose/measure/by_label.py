@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..read.chunk import ValidTokens
-from .profiles import MOST_LABELS, Excess
+from .profiles import MOST_LABELS, Excess, Numbering, add_up
 
 # |D| is cut here, so that no single token decides that a label is ill.
 MOST = 1.0
@@ -39,7 +39,7 @@ class ByLabel:
     """Tallies over chunks of one column of labels: up to MOST_LABELS whole numbers >= 0. Others are no labels."""
 
     def __init__(self) -> None:
-        self.places: dict[int, int] = {}  # the row of each label in the tallies
+        self.places = Numbering(MOST_LABELS)  # the row of each label in the tallies
         self.bad = torch.zeros(MOST_LABELS, dtype=torch.int64)  # tokens whose D is not finite, by label
         self._excess = Excess()
         self._k3 = torch.zeros(MOST_LABELS, dtype=torch.float64)
@@ -53,15 +53,11 @@ class ByLabel:
             return
         # A record without a label has -1 or NaN. Whole numbers of a .jsonl file are read as floating ones.
         known = values >= 0
-        unique, index = values[known].unique(return_inverse=True)
-        new = [value for value in unique.tolist() if value not in self.places]
-        if len(self.places) + len(new) > MOST_LABELS or not all(float(value).is_integer() for value in new):
-            self._no_labels = True
+        whole = values[known].long()
+        group = self.places.of_each(whole)
+        self._no_labels = not torch.equal(whole.to(values.dtype), values[known]) or bool((group < 0).any())
+        if self._no_labels or not group.numel():
             return
-        self.places |= {int(value): len(self.places) + i for i, value in enumerate(new)}
-        if not unique.numel():
-            return
-        group = torch.tensor([self.places[value] for value in unique.tolist()])[index]
         finite = tokens.finite[known]
         self.bad += torch.bincount(group[~finite], minlength=MOST_LABELS)
         group, owner = group[finite], tokens.owner[known][finite]
@@ -71,9 +67,7 @@ class ByLabel:
         # A label per token may change within a sequence, which then counts in each of its labels.
         pair, where = (owner * MOST_LABELS + group).unique(return_inverse=True)
         mean = torch.bincount(where, d.abs()) / torch.bincount(where)
-        own = pair % MOST_LABELS
-        for column, each in enumerate((None, mean, mean * mean)):
-            self._sequences[:, column] += torch.bincount(own, each, minlength=MOST_LABELS)
+        add_up(self._sequences, pair % MOST_LABELS, (None, mean, mean * mean))
 
     def broken(self) -> list[int]:
         """Return the labels with tokens whose D is not finite, if at least half of all labels have none."""

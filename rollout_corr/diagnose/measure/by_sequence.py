@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import heapq
 import math
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -12,11 +12,10 @@ from torch import Tensor
 from ...metrics.limits import BY_KEY
 from ..read.chunk import ValidTokens
 from .places import MOST, Tested
-from .profiles import PROBABILITY_BINS, probability_bins
+from .profiles import CUT, PROBABILITY_BINS, add_up, probability_bins
 from .sharpness import SharpnessTally
+from .worst_tokens import Largest
 
-# Values are clamped to +-CUT where one token must not decide an average.
-CUT = 20.0
 # A token beyond such a |D| is far off: the engine and the trainer disagree about it by a factor of 150, or of 2.7.
 FAR_OFF = (5.0, 1.0)
 # Sequences that are kept with their place, the largest sums of k3 first.
@@ -53,7 +52,7 @@ TOLD, ONE_SIGN = 0.02, 0.7
 LENGTH_FITS = 0.25
 
 
-@dataclass(frozen=True, order=True)
+@dataclass(frozen=True)
 class WorstSequence:
     """A sequence with a large sum of k3."""
 
@@ -119,8 +118,7 @@ class BySequence:
         self._groups = torch.zeros(GROUP_BINS, dtype=torch.float64)
         # [2, K] int64 of each chunk: sequences by the order of reading, and their bins of the mean.
         self._levels_at: list[Tensor] = []
-        self._worst: list[tuple[float, int, WorstSequence]] = []
-        self._seen = 0
+        self._worst = Largest[WorstSequence](WORST)
 
     def add(self, tokens: ValidTokens, first: int) -> None:
         """Add the sequences of a chunk; `first` is the number of its first sequence in the dump."""
@@ -146,8 +144,7 @@ class BySequence:
         bins = level.long().clamp(0, BINS - 1)
         if first <= MOST:
             self._levels_at.append(torch.stack([some + first, bins]))
-        for column, values in enumerate((torch.ones_like(level), n[some], bounded[some], sums[some])):
-            self._levels[:, column] += torch.bincount(bins, values, minlength=BINS)
+        add_up(self._levels, bins, (None, n[some], bounded[some], sums[some]))
         where = torch.zeros(count, dtype=torch.int64).index_put_((some,), bins)
         self.levels_sharpness.add(tokens, where)
         self._add_groups(tokens.rollout[finite], owner, tokens.position[finite] == 0, d.abs().clamp(max=1.0), bounded)
@@ -199,14 +196,10 @@ class BySequence:
         largest = torch.zeros_like(sums).scatter_reduce_(0, owner, d.abs(), "amax")
         top = sums.topk(min(WORST, sums.numel()))
         steps, begins = tokens.chunk.columns.get("steps"), tokens.chunk.offsets
-        for value, i in zip(top.values.tolist(), top.indices.tolist(), strict=True):
-            full = len(self._worst) == WORST
-            if value <= (self._worst[0][0] if full else 0.0):
-                break
-            # The number breaks ties, so that the first of equal ones stays.
-            self._seen += 1
+
+        def found(value: float, i: int) -> WorstSequence:
             step = -1 if steps is None else int(steps[begins[i]])
-            found = WorstSequence(
+            return WorstSequence(
                 k3=value,
                 file=tokens.chunk.file_of(i),
                 record=int(tokens.chunk.records[i]),
@@ -215,7 +208,10 @@ class BySequence:
                 logratio_abs_mean=float(magnitudes[i] / n[i]),
                 logratio_abs_max=float(largest[i]),
             )
-            (heapq.heappushpop if full else heapq.heappush)(self._worst, (value, -self._seen, found))
+
+        for value, i in zip(top.values.tolist(), top.indices.tolist(), strict=True):
+            if not self._worst.add(value, partial(found, value, i)):
+                break
 
     def _add_scales(self, tokens: ValidTokens, owner: Tensor, n: Tensor, count: int, first: int) -> Tensor:
         """Fit train = f * rollout within each sequence; return [S] bool, where one side is a multiple of the other."""
@@ -249,7 +245,7 @@ class BySequence:
     @property
     def worst(self) -> list[WorstSequence]:
         """Sequences with the largest sums of k3, the worst first."""
-        return [found for _, _, found in sorted(self._worst, reverse=True)]
+        return self._worst.ranked()
 
     def part(self) -> Part | None:
         """Return the sequences that stand apart from all others by their mean |D|, or None."""

@@ -18,7 +18,7 @@ from .by_sequence import BySequence
 from .padding import Padding
 from .pairing import Pairing
 from .places import Places, Tested
-from .profiles import CUT, Excess, geometric_bins
+from .profiles import CUT, Excess, Numbering, geometric_bins
 from .sharpness import SharpnessTally
 
 # The two log-probs that are compared.
@@ -89,7 +89,7 @@ class Evidence:
         self.counts, self.counted = torch.zeros(0, dtype=torch.float64), torch.zeros(2, dtype=torch.float64)
         # |D| by group of a column, and the group of each value; values beyond MOST_GROUPS have none.
         self.columns = {"versions": Excess(), "steps": Excess()}
-        self.values: dict[str, dict[int, int]] = {"versions": {}, "steps": {}}
+        self.values = {name: Numbering(MOST_GROUPS) for name in self.columns}
         self.by_sequence = BySequence()
         self.labels = {name: ByLabel() for name in by if name not in self.columns}
         # Over tokens that have all three: their count, sums of |new - train| and |train - rollout|, and of the squares
@@ -182,16 +182,9 @@ class Evidence:
             if values is None:
                 continue
             known = values[finite] >= 0
-            unique, index = values[finite][known].unique(return_inverse=True)
-            seen = self.values[name]
-            for value in unique.tolist():
-                if len(seen) < MOST_GROUPS:
-                    seen.setdefault(value, len(seen))
-            groups = torch.tensor([seen.get(value, -1) for value in unique.tolist()], dtype=torch.int64)
-            if groups.numel():
-                group = groups[index]
-                told = group >= 0
-                excess.add(group[told], rollout[known][told], d[known][told])
+            group = self.values[name].of_each(values[finite][known])
+            told = group >= 0
+            excess.add(group[told], rollout[known][told], d[known][told])
 
     def _add_counts(self, tokens: ValidTokens, ids: Tensor, use: Tensor) -> None:
         more = torch.bincount(ids[use], minlength=self.counts.shape[0]).double()

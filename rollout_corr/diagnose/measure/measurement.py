@@ -30,7 +30,7 @@ from .profiles import (
     geometric_rows,
     probability_bins,
 )
-from .worst_tokens import WorstToken, WorstTokens
+from .worst_tokens import WORST, WorstToken, WorstTokens
 
 BASE = Spec(detail="full")
 # The bound at which most frameworks truncate weights by default.
@@ -86,7 +86,7 @@ class Measurement:
             self.bits.add(tokens)
         self._add_profiles(tokens)
         self._add_densities(tokens)
-        self._worst.add(tokens)
+        self._worst.add_all(tokens)
 
     def _add_profiles(self, tokens: ValidTokens) -> None:
         finite = tokens.finite
@@ -118,7 +118,7 @@ class Measurement:
     @property
     def worst(self) -> list[WorstToken]:
         """Tokens with the largest |D|, the worst first."""
-        return self._worst.ranked()
+        return self._worst.ranked()[:WORST]
 
     def worst_of(self, file: str, record: int) -> list[WorstToken]:
         """Return tokens of a record with a large |D|, the worst first."""

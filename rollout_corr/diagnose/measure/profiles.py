@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,6 +30,23 @@ MOST_LABELS = 64
 
 # Bins that are spread over a range of more than this many for each token are sorted instead of counted in a table.
 MOST_SPREAD = 4
+
+
+class Numbering(dict[Any, int]):
+    """Numbers of values, from 0 in the order in which the values are first seen, up to `most` of them."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self.most = most
+
+    def of(self, value: float | str) -> int:
+        """Return the number of a value; -1: it is one too many."""
+        return self.setdefault(value, len(self)) if len(self) < self.most else self.get(value, -1)
+
+    def of_each(self, values: Tensor) -> Tensor:
+        """Return [M] int64, the number of each value."""
+        unique, index = values.unique(return_inverse=True)
+        return torch.tensor([self.of(value) for value in unique.tolist()], dtype=torch.int64)[index]
 
 
 @dataclass(frozen=True)
@@ -153,7 +171,7 @@ class ByValue:
     def __init__(self, discrete: bool) -> None:
         self.profile = Profile()
         self.discrete = discrete
-        self.values: dict[float, int] = {}
+        self.values = Numbering(self.MOST_VALUES)
         self.edges: Tensor | None = None
 
     def add(self, values: Tensor, d: Tensor) -> None:
@@ -170,13 +188,8 @@ class ByValue:
         if self.edges is not None:
             self.profile.add(torch.bucketize(values.double(), self.edges), d)
             return
-        unique, index = values.unique(return_inverse=True)
-        bins = []
-        for value in unique.tolist():
-            if len(self.values) < self.MOST_VALUES:
-                self.values.setdefault(value, len(self.values))
-            bins.append(self.values.get(value, self.MOST_VALUES))
-        self.profile.add(torch.tensor(bins)[index], d)
+        bins = self.values.of_each(values)
+        self.profile.add(bins.where(bins >= 0, self.MOST_VALUES), d)
 
     def rows(self, names: Sequence[str] = ()) -> list[Row]:
         """Return the bins in the order of their values; beyond MOST_VALUES values, the rest is one bin at the end.
@@ -191,6 +204,12 @@ class ByValue:
         values = [*self.values, math.inf]
         labels = [*(name_of(names, value) for value in self.values), "others"]
         return sorted(self.profile.rows(labels, values), key=lambda row: row.at)
+
+
+def add_up(sums: Tensor, rows: Tensor, columns: Iterable[Tensor | None]) -> None:
+    """Add values, [M] for each column, to the rows of a table, [M] int64; None: count them."""
+    for column, values in enumerate(columns):
+        sums[:, column] += torch.bincount(rows, values, minlength=sums.shape[0])
 
 
 def geometric_bins(values: Tensor, per_octave: int) -> Tensor:

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from ..read.chunk import ValidTokens
+from .profiles import CUT, add_up
 
-# Log-probs are clamped to +-CUT, and D where it is exponentiated to +-MOST, so that no token decides.
-CUT, MOST = 20.0, 5.0
+# D is clamped where it is exponentiated to +-MOST, so that no token decides.
+MOST = 5.0
 # Tokens below this rollout probability show a temperature: D grows with their log-prob, and certain ones agree anyway.
 UNLIKELY = math.log(0.1)
 # A slope needs so many of them, and so many groups of sequences.
@@ -81,11 +82,11 @@ class SharpnessTally:
             group = mixed % self.groups + level[tokens.owner[finite]] * self.groups
         self._seen += tokens.lengths.shape[0]
         ratio = d.clamp(-MOST, MOST).exp()
-        columns = (ratio * d, d, ratio * x, x, d / ratio, x / ratio, ratio, 1.0 / ratio, torch.ones_like(d))
-        _add(self.all_tokens, group, columns)
+        columns = (ratio * d, d, ratio * x, x, d / ratio, x / ratio, ratio, 1.0 / ratio, None)
+        add_up(self.all_tokens, group, columns)
         few = x < UNLIKELY
         group, x, d = group[few], x[few], d[few]
-        _add(self.unlikely, group, (torch.ones_like(d), x, d, x * x, x * d))
+        add_up(self.unlikely, group, (None, x, d, x * x, x * d))
 
     def line(self) -> tuple[float, float]:
         """Return intercept and slope of D over the log-prob of unlikely tokens."""
@@ -129,11 +130,6 @@ class SharpnessTally:
         else:
             top, bottom = sums[:, 0] / mean - sums[:, 1], sums[:, 2] / mean - sums[:, 3]
         return _ratio(top, bottom, sums[:, 8] > 0)
-
-
-def _add(sums: Tensor, group: Tensor, columns: tuple[Tensor, ...]) -> None:
-    for column, values in enumerate(columns):
-        sums[:, column] += torch.bincount(group, values, minlength=sums.shape[0])
 
 
 def _ratio(top: Tensor, bottom: Tensor, used: Tensor) -> tuple[float, float]:

@@ -3,12 +3,40 @@
 from __future__ import annotations
 
 import heapq
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import Generic, TypeVar
 
 from ..read.chunk import MISSING_INTEGER, ValidTokens
 
 # Tokens that are ranked, tokens that are kept for their records, and neighbors that are shown to each side.
 WORST, KEPT, CONTEXT = 20, 100, 6
+
+Item = TypeVar("Item")
+
+
+class Largest(Generic[Item]):
+    """The items of the largest values above 0, up to `most`; of equal ones the first stays."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._heap: list[tuple[float, int, Item]] = []
+        self._seen = 0
+
+    def add(self, value: float, make: Callable[[], Item]) -> bool:
+        """Keep the item of a value, which is made only then; return whether it is kept."""
+        full = len(self._heap) == self._most
+        if value <= (self._heap[0][0] if full else 0.0):
+            return False
+        # The number breaks ties: two items cannot be compared.
+        self._seen += 1
+        (heapq.heappushpop if full else heapq.heappush)(self._heap, (value, -self._seen, make()))
+        return True
+
+    def ranked(self) -> list[Item]:
+        """List the items, that of the largest value first."""
+        return [item for _, _, item in sorted(self._heap, key=lambda one: one[:2], reverse=True)]
 
 
 @dataclass(frozen=True)
@@ -28,36 +56,23 @@ class WorstToken:
     version: int | None  # its weight version, if the dump has them
 
 
-class WorstTokens:
-    """The worst tokens seen so far."""
+class WorstTokens(Largest[WorstToken]):
+    """The KEPT worst tokens seen so far; WORST of them are shown."""
 
     def __init__(self) -> None:
-        self._heap: list[tuple[float, int, WorstToken]] = []
-        self._seen = 0
+        super().__init__(KEPT)
 
-    def add(self, tokens: ValidTokens) -> None:
+    def add_all(self, tokens: ValidTokens) -> None:
         """Add the tokens of a chunk."""
         magnitude = tokens.d.abs()
         largest = magnitude.topk(min(KEPT, magnitude.numel()))
         for value, i in zip(largest.values.tolist(), largest.indices.tolist(), strict=True):
-            full = len(self._heap) == KEPT
-            if value <= (self._heap[0][0] if full else 0.0):
+            if not self.add(value, partial(_in_context, tokens, i)):
                 break
-            # The number breaks ties: two tokens cannot be compared.
-            self._seen += 1
-            entry = (value, -self._seen, _in_context(tokens, i))
-            (heapq.heappushpop if full else heapq.heappush)(self._heap, entry)
-
-    def ranked(self) -> list[WorstToken]:
-        """List the WORST tokens, the worst first."""
-        return self._sorted()[:WORST]
 
     def of(self, file: str, record: int) -> list[WorstToken]:
-        """List the tokens of a record that are among the KEPT worst of all."""
-        return [token for token in self._sorted() if (token.file, token.record) == (file, record)]
-
-    def _sorted(self) -> list[WorstToken]:
-        return [token for _, _, token in sorted(self._heap, reverse=True)]
+        """List the tokens of a record that are among them."""
+        return [token for token in self.ranked() if (token.file, token.record) == (file, record)]
 
 
 def _in_context(tokens: ValidTokens, i: int) -> WorstToken:
