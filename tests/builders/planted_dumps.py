@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -84,6 +85,19 @@ class Model:
         """Make a dump with the engine's noise and no bug."""
         return self.sampled(self.logits, **more)
 
+    def changed(self, side: str, change: Callable[[Tensor], Tensor], **more: Tensor) -> dict[str, Tensor]:
+        """Make a healthy dump, and change the log-probs of one side."""
+        columns = self.healthy(**more)
+        return columns | {side: change(columns[side])}
+
+    def updated(self, step: float | Tensor) -> Tensor:
+        """Return logits of a trainer that is some updates ahead: noise of this standard deviation, in each token's."""
+        return self.logits + step * self.normal(self.count, VOCABULARY)
+
+    def in_some(self, share: float) -> Tensor:
+        """Choose a share of the sequences; return [tokens] bool."""
+        return (self.uniform(len(self.lengths)) < share)[self.owner]
+
 
 def at(logp: Tensor, sampled: Tensor) -> Tensor:
     return logp.gather(-1, sampled[..., None]).squeeze(-1)
@@ -129,7 +143,7 @@ def raw(seed: int, sampled_at: float = 1.0, top_p: float = 1.0) -> dict[str, Ten
 def updated(seed: int, step: float, **model_arguments: Any) -> dict[str, Tensor]:
     """Put the trainer some updates ahead."""
     model = Model(seed, **model_arguments)
-    return model.sampled(model.logits + step * model.normal(model.count, VOCABULARY))
+    return model.sampled(model.updated(step))
 
 
 def flattened(seed: int, noise: float, scale: float) -> dict[str, Tensor]:
@@ -176,11 +190,7 @@ def coarse(seed: int) -> dict[str, Tensor]:
 
 def shifted(seed: int, by: int, share: float = 1.0, **model_arguments: Any) -> dict[str, Tensor]:
     model = Model(seed, **model_arguments)
-    columns = model.healthy()
-    moved = columns["rollout_logp"].roll(by)
-    some = model.uniform(len(model.lengths)) < share
-    columns["rollout_logp"] = torch.where(some[model.owner], moved, columns["rollout_logp"])
-    return columns
+    return model.changed("rollout_logp", lambda x: torch.where(model.in_some(share), x.roll(by), x))
 
 
 def swapped(seed: int) -> dict[str, Tensor]:
@@ -200,9 +210,7 @@ def swapped(seed: int) -> dict[str, Tensor]:
 def reordered(seed: int, order: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
     """Put the trainer's log-probs of each sequence into another order."""
     model = Model(seed)
-    columns = model.healthy()
-    rows = columns["train_logp"].split(model.lengths.tolist())
-    return columns | {"train_logp": torch.cat([order(row) for row in rows])}
+    return model.changed("train_logp", lambda x: torch.cat([order(row) for row in x.split(model.lengths.tolist())]))
 
 
 def zigzag(row: Tensor) -> Tensor:
@@ -292,16 +300,17 @@ def certain_ends(seed: int, tokens: int, length: int = 0) -> dict[str, Tensor]:
 def filled(seed: int, value: float, share: float = 0.1, side: str = "rollout_logp") -> dict[str, Tensor]:
     """Fill runs of ten valid tokens with one value."""
     model = Model(seed)
-    columns = model.healthy()
-    runs = (model.uniform(model.count // 10 + 1) < share).repeat_interleave(10)[: model.count]
-    columns[side] = torch.where(runs, value, columns[side])
-    return columns
+
+    def runs() -> Tensor:
+        return (model.uniform(model.count // 10 + 1) < share).repeat_interleave(10)[: model.count]
+
+    return model.changed(side, lambda x: torch.where(runs(), value, x))
 
 
 def broken(seed: int, rows: float = 0.0, tokens: float = 0.0, masked: bool = False) -> dict[str, Tensor]:
     model = Model(seed)
     columns = model.healthy()
-    bad = (model.uniform(len(model.lengths)) < rows)[model.owner] | (model.uniform(model.count) < tokens)
+    bad = model.in_some(rows) | (model.uniform(model.count) < tokens)
     columns["train_logp"] = torch.where(bad, math.nan, columns["train_logp"])
     if masked:
         columns["mask"] = ~bad
@@ -309,9 +318,7 @@ def broken(seed: int, rows: float = 0.0, tokens: float = 0.0, masked: bool = Fal
 
 
 def not_logs(seed: int, change: Callable[[Tensor], Tensor], side: str = "rollout_logp") -> dict[str, Tensor]:
-    columns = Model(seed).healthy()
-    columns[side] = change(columns[side])
-    return columns
+    return Model(seed).changed(side, change)
 
 
 def in_bfloat16(seed: int, side: str = "rollout_logp") -> dict[str, Tensor]:
@@ -320,10 +327,8 @@ def in_bfloat16(seed: int, side: str = "rollout_logp") -> dict[str, Tensor]:
 
 def partly_bfloat16(seed: int) -> dict[str, Tensor]:
     model = Model(seed)
-    columns = model.healthy()
-    some = model.uniform(model.count) < 0.1
-    columns["rollout_logp"] = torch.where(some, columns["rollout_logp"].bfloat16().float(), columns["rollout_logp"])
-    return columns
+    some = partial(model.uniform, model.count)
+    return model.changed("rollout_logp", lambda x: torch.where(some() < 0.1, x.bfloat16().float(), x))
 
 
 def copied(seed: int, share: float = 1.0) -> dict[str, Tensor]:
@@ -341,7 +346,7 @@ def over(seed: int, noise: Callable[[Model], Tensor], **model_arguments: Any) ->
     """Add noise to every logit of the trainer, of a size that depends on the token."""
     model = Model(seed, **model_arguments)
     rollout = model.engine.log_softmax(1)
-    train = model.logits + noise(model)[:, None] * model.normal(model.count, VOCABULARY)
+    train = model.updated(noise(model)[:, None])
     return model, model.columns(model.sample(rollout), train.log_softmax(1), rollout)
 
 
@@ -384,7 +389,112 @@ def three(seed: int, engine: float, again: float, first: float = 0.0) -> dict[st
     model = Model(seed, noise=engine)
     columns = model.healthy()
     if first:
-        noisy = model.logits + first * model.normal(model.count, VOCABULARY)
-        columns["train_logp"] = at(noisy.log_softmax(1), columns["token_ids"])
-    second = model.logits + again * model.normal(model.count, VOCABULARY)
-    return columns | {"new_logp": at(second.log_softmax(1), columns["token_ids"])}
+        columns["train_logp"] = at(model.updated(first).log_softmax(1), columns["token_ids"])
+    return columns | {"new_logp": at(model.updated(again).log_softmax(1), columns["token_ids"])}
+
+
+# --- two bugs at once, few broken tokens, one part of several
+
+
+def mixed(
+    seed: int, engine: float = 1.0, trainer: float = 1.0, step: float = 0.0, top_p: float = 1.0
+) -> dict[str, Tensor]:
+    """Sample with a temperature and a top-p, and put the trainer some updates ahead and at a temperature of its own."""
+    model = Model(seed)
+    rollout = truncated(model.engine / engine, top_p=top_p)
+    return model.sampled(model.updated(step) / trainer, rollout)
+
+
+def old_and_sharp(seed: int, engine: float) -> dict[str, Tensor]:
+    """Make four weight versions, the older the further off, sampled at a temperature that the trainer does not have."""
+    model = Model(seed)
+    version = model.owner % 4
+    rollout = (model.engine / engine).log_softmax(1)
+    train = model.updated((0.02 + 0.4 * (3 - version)).float()[:, None])
+    return model.sampled(train, rollout, versions=100 + version)
+
+
+def every_other(seed: int, noise: float, **model_arguments: int) -> dict[str, Tensor]:
+    """Give every other sequence an engine of older weights."""
+    return over(seed, lambda model: torch.where(model.owner % 2 == 0, 0.02, noise), **model_arguments)[1]
+
+
+def penalized(seed: int, penalty: float) -> dict[str, Tensor]:
+    """Lower the engine's logits of tokens that the sequence had before."""
+    model = Model(seed)
+    sampled = torch.empty(model.count, dtype=torch.int64)
+    had = torch.zeros(len(model.lengths), VOCABULARY)
+    for at_position in range(int(model.lengths.max())):
+        row = (model.lengths > at_position).nonzero().squeeze(1)
+        slot = model.offsets[row] + at_position
+        model.engine[slot] -= penalty * had[row]
+        sampled[slot] = model.sample(model.engine[slot].log_softmax(1))
+        had[row, sampled[slot]] = 1.0
+    return model.columns(sampled, model.logits.log_softmax(1), model.engine.log_softmax(1))
+
+
+def off_tokens(seed: int, by: float, share: float = 0.0, count: int = 0) -> dict[str, Tensor]:
+    """Move some tokens of the trainer: a share of all, or a few at the start of one sequence."""
+    model = Model(seed, sequences=300, median=80)
+    few = (model.owner == 3) & (model.position < count)
+    return model.changed("train_logp", lambda x: torch.where((model.uniform(model.count) < share) | few, x + by, x))
+
+
+def scaled(seed: int, change: Callable[[Tensor, Tensor], Tensor], side: str) -> dict[str, Tensor]:
+    """Change the log-probs of one side by a function of them and of the length of their sequence."""
+    model = Model(seed)
+    return model.changed(side, lambda x: change(x, model.lengths[model.owner].float()))
+
+
+RANKS = 8
+
+
+def part(
+    seed: int, bug: Callable[[Model, dict[str, Tensor], Tensor], Tensor], block: bool = False
+) -> dict[str, Tensor]:
+    """Let a bug change the rollout log-probs of one rank of eight: every eighth sequence, or a block of them."""
+    model = Model(seed, sequences=80, median=100)
+    columns = model.healthy()
+    rank = model.owner // (80 // RANKS) if block else model.owner % RANKS
+    columns["rollout_logp"] = torch.where(rank == 5, bug(model, columns, rank), columns["rollout_logp"])
+    return columns
+
+
+def shift(model: Model, columns: dict[str, Tensor], rank: Tensor) -> Tensor:
+    return columns["rollout_logp"].roll(1)
+
+
+def no_numbers(model: Model, columns: dict[str, Tensor], rank: Tensor) -> Tensor:
+    return torch.full_like(columns["rollout_logp"], math.nan)
+
+
+def of_others(model: Model, columns: dict[str, Tensor], rank: Tensor) -> Tensor:
+    other = model.engine[torch.randperm(model.count, generator=model.generator)]
+    return at(other.log_softmax(1), columns["token_ids"])
+
+
+def bad_replica(model: Model, columns: dict[str, Tensor], rank: Tensor) -> Tensor:
+    noisy = model.engine + 0.8 * model.normal(model.count, VOCABULARY)
+    return at(noisy.log_softmax(1), columns["token_ids"])
+
+
+def halved(model: Model, columns: dict[str, Tensor], rank: Tensor) -> Tensor:
+    return 0.5 * columns["rollout_logp"]
+
+
+def garbage(seed: int, sequences: int, among: int) -> dict[str, Tensor]:
+    """Give some sequences the log-probs of random text."""
+    model = Model(seed, sequences=among, median=80)
+
+    def change(x: Tensor) -> Tensor:
+        random = -model.uniform(model.count) * 12.0
+        return torch.where(
+            torch.isin(model.owner, torch.randperm(among, generator=model.generator)[:sequences]), random, x
+        )
+
+    return model.changed("rollout_logp", change)
+
+
+def masked_everywhere(seed: int) -> dict[str, Tensor]:
+    model = Model(seed)
+    return model.healthy(mask=torch.zeros(model.count, dtype=torch.bool))

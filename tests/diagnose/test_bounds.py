@@ -8,9 +8,11 @@ import re
 from collections import Counter
 
 import pytest
+import torch
 
 from builders.diagnose_cases import CASES, measured
 from rollout_corr.diagnose.doctor.diagnosis import CAUSES
+from rollout_corr.diagnose.measure.profiles import PROBABILITY_BINS
 from rollout_corr.diagnose.measure.sharpness import Sharpness
 
 
@@ -28,11 +30,12 @@ def outcome(cause, dump, values):
         *owners, name = path.split(".")
         owner = metrics if owners == ["metrics"] else of.evidence
         for part in owners if owner is of.evidence else ():
-            owner = owner[int(part)] if part.isdigit() else getattr(owner, part)
+            by_key = isinstance(owner, dict)
+            owner = owner[part] if by_key else owner[int(part)] if part.isdigit() else getattr(owner, part)
         if isinstance(owner, dict):
             owner[name] = value
         else:
-            setattr(owner, name, (lambda value=value: value) if callable(getattr(owner, name)) else value)
+            setattr(owner, name, (lambda *_, value=value: value) if callable(getattr(owner, name)) else value)
     signs = CAUSES[cause].recognize(of, metrics)
     return signs and (signs.severity or CAUSES[cause].severity, re.sub(r"[\d.,]+", "", signs.title))
 
@@ -45,6 +48,28 @@ def moved(late, first=0):
     return {-2: 0, -1: late + first, 0: 0, 1: 0, 2: 0}
 
 
+def carried_by(path, dump, groups):
+    """Return what makes tallies whose first groups have a sum of |D| that is carried by so many tokens."""
+
+    def made(count):
+        sums = getattr(of_case(dump).evidence, path).groups().clone()
+        sums[:, :, 3] *= float(sums[:groups, :, 2].sum()) ** 2 / float(sums[:groups, :, 3].sum()) / count
+        return sums
+
+    return made
+
+
+def repeats(count):
+    """Return the sums of a thousand tokens that are lowered a little, and of so many that repeat and are lifted."""
+    sums = torch.zeros(2, PROBABILITY_BINS, 4, dtype=torch.float64)
+    sums[0, 5], sums[1, 5] = torch.tensor([[1000, -50, 50, 2.6], [count, 0.5 * count, 0.5 * count, 0.2501 * count]])
+    return sums
+
+
+def in_every_octave(count):
+    return [count] * len(of_case("positions").evidence.positions.tokens_of_each())
+
+
 PLAIN, FEW = "noise of a bf16 engine", "one token in a thousand 12 nats too low"
 K3, MEAN, STD, RATIO = "metrics.kl_rollout_train_k3", "metrics.logratio_mean", "metrics.ratio_std", "metrics.ratio_mean"
 MASS = {"tokens": 10_000}
@@ -53,6 +78,11 @@ SWAP, ORDER, SCALE = "pairing.swap", "pairing.order", "by_sequence.scale"
 MANY = {f"{SCALE}.tested": 1_000, "by_sequence.divided": None}
 # Tokens, k3 of them, and so on: of 100,000 tokens none is far off.
 FAR = {"by_sequence.tokens": 100_000, "by_sequence.k3": 1.0, "by_sequence.far.0.tokens": 0, "by_sequence.far.1.k3": 1.0}
+STARTS, TURNS = "the first token of a turn from another template", "turns.tokens"
+# Of D with a mean |D| of 1: ratios that average to 0.9 without an error, and a slope.
+TRUNCATED = {RATIO: 0.9, STD: 1e-6, "metrics.logratio_abs_mean": 1.0, "sharpness.found": slope(0.2)}
+EVEN = TRUNCATED | {"sharpness.found": slope(0.0)}
+NOT_PLAIN = {"metrics.logratio_p99": 1.0, "far": 100_000}
 FAR |= {"by_sequence.far.1.tokens": 50_000, K3: 0.5}
 
 # The cause; a dump, or the first of the cause; numbers that are fixed; the number that moves, and its two values, which
@@ -86,6 +116,14 @@ ROWS = [
     ("wrong_weights", "other weights", {}, "metrics.logratio_abs_mean", 0.4, 0.6),
     ("wrong_weights", "other weights", {"metrics.logratio_p50": -0.4}, "metrics.prob_correlation", 0.25, 0.35),
     ("wrong_weights", "other weights", {"metrics.prob_correlation": 0.5}, "metrics.logratio_p50", -0.4, -0.6),
+    ("turn_starts", "other text before later turns", {}, TURNS, 40, 60),
+    ("turn_starts", STARTS, {}, TURNS, 15, 25),
+    ("turn_starts", STARTS, {TURNS: 40}, "turns.groups", 8, 12, carried_by("turns", STARTS, 1)),
+    ("turn_starts", STARTS, {TURNS: 100}, "turns.groups", 13, 17, carried_by("turns", STARTS, 1)),
+    ("turn_starts", STARTS, {TURNS: 1_000}, "turns.groups", 25, 35, carried_by("turns", STARTS, 1)),
+    ("sequence_starts", "sequence_starts", {}, "positions.tokens", 15, 25),
+    ("sequence_starts", "sequence_starts", {}, "positions.groups", 8, 12,
+     carried_by("positions", "sequence_starts", 1)),
     ("sequence_starts", "sequence_starts", {}, "by_sequence.starts_over_rest", 1.2, 1.8),
     ("renormalized", "renormalized", {}, "finite", 40, 60),
     ("renormalized", "renormalized", {}, "metrics.logratio_p1", -4.0, -6.0),
@@ -93,6 +131,27 @@ ROWS = [
     ("renormalized", "renormalized", {"metrics.logratio_abs_mean": 1.0}, MEAN, -0.32, -0.5),
     ("renormalized", "renormalized", {"far": 10_000}, "metrics.logratio_p99", 0.4, 0.6),
     ("renormalized", "renormalized", {STD: 1e-6, "sharpness.found": slope(0.0)}, RATIO, 0.96, 0.987),
+    ("renormalized", "renormalized", {"metrics.logratio_p1": -6.0, "metrics.logratio_std": 0.1, MEAN: -1.0},
+     "moments", 0.7, 0.9, lambda x: torch.tensor([100.0, 0.0, 0.0, 100.0, 100.0, 100.0 * x])),
+    # Slightly, by ratio and by the share of D above 0; not by few tokens far off.
+    ("renormalized", "renormalized", EVEN | {MEAN: -0.2}, RATIO, 0.96, 0.98),
+    ("renormalized", "renormalized", EVEN | {MEAN: -0.2}, RATIO, 0.9965, 0.9985),
+    ("renormalized", "renormalized", EVEN | {RATIO: 0.99}, MEAN, -0.05, -0.2),
+    ("renormalized", "renormalized", EVEN | {RATIO: 0.99, "by_sequence.k3": 1.0}, "by_sequence.far.0.k3", 0.4, 0.6),
+    # Under a temperature.
+    ("renormalized", "renormalized", TRUNCATED | {MEAN: -0.3}, "sharpness.found", 0.08, 0.15, slope),
+    ("renormalized", "renormalized", TRUNCATED | {MEAN: -0.3}, "sharpness.found", -0.7, -0.9, slope),
+    ("renormalized", "renormalized", TRUNCATED | {MEAN: -0.3}, RATIO, 0.99, 0.9965),
+    ("renormalized", "renormalized", TRUNCATED, MEAN, -0.15, -0.25),
+    ("renormalized", "renormalized", TRUNCATED | NOT_PLAIN, MEAN, -0.7, -0.8),
+    ("renormalized", "renormalized", TRUNCATED | NOT_PLAIN | {"sharpness.found": slope(-0.2)}, MEAN, -0.86, -0.94),
+    ("bfloat16", "bfloat16", {"in_bfloat16.rollout": 1_000}, "fractional.rollout", 40, 60),
+    ("bfloat16", "bfloat16", {"fractional.rollout": 1_000}, "in_bfloat16.rollout", 985, 995),
+    ("drift", "worse step by step", {}, "values.steps", 4, 5, lambda x: {4 * step: 4 * step for step in range(x)}),
+    ("drift", "worse step by step", {}, "columns.steps.tokens_of_each", 15, 25, lambda x: [x] * 20),
+    ("penalties", "penalties", {}, "repeats.groups", 4, 6, repeats),
+    ("positions", "positions", {}, "positions.tokens_of_each", 40, 60, in_every_octave),
+    ("trainer_disagrees", "engine_alone", {"distances.tokens": 1.0}, "distances.new_train", 6e-5, 1.5e-4),
     ("temperature", "temperature", {}, "finite", 150, 250),
     ("temperature", "temperature", {}, "metrics.logratio_abs_mean", 0.004, 0.006),
     ("temperature", "temperature", {}, "sharpness.found", 0.016, 0.025, slope),

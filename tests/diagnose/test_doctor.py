@@ -14,7 +14,6 @@ import torch
 
 import rollout_corr as rc
 from builders import planted_dumps as dumps
-from builders import planted_mixes as mixes
 from builders.diagnose_cases import CASES, measured, table
 from builders.planted_dumps import VOCABULARY, Model, at
 from rollout_corr.cli.main import main
@@ -153,9 +152,8 @@ def with_zeros_at_the_ends(count, left=False, sure=0.6, every=1, at_once=1):
 def impossible(side):
     """Logits of -1e4 where a mask of top-k excludes the token: no value repeats, and they are too many for outliers."""
     model = Model(0)
-    columns = model.healthy()
-    some = model.uniform(model.count) < 0.04
-    return columns | {f"{side}_logp": columns[f"{side}_logp"] - 1e4 * (1.0 + model.uniform(model.count)) * some}
+    draw = partial(model.uniform, model.count)
+    return model.changed(f"{side}_logp", lambda x: x - (draw() < 0.04) * 1e4 * (1.0 + draw()))
 
 
 def later_ids():
@@ -181,7 +179,8 @@ def nearly_even():
 
 def noisy_temperature(apart, scale=1.0 / 0.75, **model_arguments):
     model = Model(0, **model_arguments)
-    return model.sampled(scale * model.logits + apart * model.normal(model.count, VOCABULARY))
+    model.logits = scale * model.logits
+    return model.sampled(model.updated(apart))
 
 
 def repeated_are_lifted(by, others=0.15, noise=0.0):
@@ -202,7 +201,7 @@ def off_throughout(where):
     """A quarter of the sequences is short, so of first tokens it has more than of others."""
     model = Model(0, sequences=80)
     short = (model.owner % 4 == 0) & (model.position < 16)
-    other = model.logits + (short & where(model))[:, None] * model.normal(model.count, VOCABULARY)
+    other = model.updated((short & where(model))[:, None])
     kept = short | (model.owner % 4 != 0)
     columns = {name: x[kept] for name, x in model.sampled(other).items() if name != "cu_seqlens"}
     return columns | {"lengths": torch.bincount(model.owner[kept])}
@@ -231,9 +230,7 @@ def next_place():
 def one_prompt():
     """The samples of one prompt begin alike: a router that takes another expert there moves five of them at once."""
     model = Model(0)
-    columns = model.healthy()
-    columns["train_logp"][model.offsets[:5]] -= 0.6
-    return columns
+    return model.changed("train_logp", lambda x: x.index_add(0, model.offsets[:5], torch.full((5,), -0.6)))
 
 
 def conversation(where, noise=2.0):
@@ -241,8 +238,7 @@ def conversation(where, noise=2.0):
     model = Model(0, sequences=80, median=120)
     cut = (model.lengths * (0.2 + 0.6 * model.uniform(80))).long()[model.owner]
     turn = model.position >= cut
-    other = model.logits + noise * where(model, turn)[:, None] * model.normal(model.count, VOCABULARY)
-    return model.sampled(other, mask=~turn | (model.position >= cut + 8))
+    return model.sampled(model.updated(noise * where(model, turn)[:, None]), mask=~turn | (model.position >= cut + 8))
 
 
 def growing_turns():
@@ -250,15 +246,14 @@ def growing_turns():
     model = Model(0, sequences=60, median=200)
     mask = (model.position < 12) | (model.position >= 200)
     growing = (model.position >= 200) * (1.0 + (model.position - 200.0).clamp(min=0.0) / 100.0)
-    return model.sampled(model.logits + growing[:, None] * model.normal(model.count, VOCABULARY), mask=mask)
+    return model.sampled(model.updated(growing[:, None]), mask=mask)
 
 
 def shifted_turns():
     """A turn is moved within itself: over whole sequences no shift fits."""
     model = Model(0, sequences=80, median=120)
     later = model.position >= (model.lengths * 0.5).long()[model.owner]
-    columns = model.healthy(turns=later.long())
-    return columns | {"rollout_logp": torch.where(later, columns["rollout_logp"].roll(1), columns["rollout_logp"])}
+    return model.changed("rollout_logp", lambda x: torch.where(later, x.roll(1), x), turns=later.long())
 
 
 def every_eighth_at(temperature):
@@ -358,7 +353,7 @@ ROWS = [
     ("all of it a temperature", partial(noisy_temperature, 0.0), "temperature error"),
     ("a part of it a temperature", partial(noisy_temperature, 0.5), "different_policies warning, temperature warning"),
     ("an old head, nearly nothing", partial(noisy_temperature, 0.03, 1.02, sequences=200, noise=0.01), ""),
-    ("0.7", partial(mixes.mixed, 0, 0.7), "temperature error", "the engine has the sharper policy",
+    ("0.7", partial(dumps.mixed, 0, 0.7), "temperature error", "the engine has the sharper policy",
      r"the engine's temperature is about 0\.(69|70|71) \(0\.6\d to 0\.7\d\) times"),
     ("1.3", WARM, "temperature error", "the trainer has the sharper policy", "!compare tokens of the current version"),
     ("1.3, since some version", lambda: since_version(WARM(), 3, 4), "temperature warning",
@@ -367,13 +362,13 @@ ROWS = [
     ("some sequences at 0.6", partial(every_eighth_at, 0.6), "outliers warning ...",
      r"there a temperature explains 100 % of it: .* about 0\.\d\d \(0\.5\d to 0\.6"),
     # --- penalties
-    ("a penalty", partial(mixes.penalized, 0, 1.0), "penalties warning", r"at equal probability they are 0\.[2-9]"),
-    ("a penalty without ids", lambda: {n: x for n, x in mixes.penalized(0, 1.0).items() if n != "token_ids"},
+    ("a penalty", partial(dumps.penalized, 0, 1.0), "penalties warning", r"at equal probability they are 0\.[2-9]"),
+    ("a penalty without ids", lambda: {n: x for n, x in dumps.penalized(0, 1.0).items() if n != "token_ids"},
      "!penalties"),
-    ("a penalty and a shift", lambda: (c := mixes.penalized(0, 1.5)) | {"rollout_logp": c["rollout_logp"].roll(1)},
+    ("a penalty and a shift", lambda: (c := dumps.penalized(0, 1.5)) | {"rollout_logp": c["rollout_logp"].roll(1)},
      "shifted error"),
     ("a factor, which repeated tokens feel least",
-     lambda: (c := mixes.penalized(0, 0.0)) | {"train_logp": 0.5 * c["train_logp"]}, "!penalties"),
+     lambda: (c := dumps.penalized(0, 0.0)) | {"train_logp": 0.5 * c["train_logp"]}, "!penalties"),
     ("repeated tokens hardly lifted", partial(repeated_are_lifted, 0.01), "!penalties"),
     ("repeated tokens lifted", partial(repeated_are_lifted, 0.07), "penalties warning ..."),
     ("repeated tokens lifted a little", partial(repeated_are_lifted, 0.03, 0.03), "penalties warning ..."),
@@ -395,18 +390,18 @@ ROWS = [
      "or late positions: no first turn reaches as far", "a sliding window"),
     ("a shift of later turns", shifted_turns, "shifted error", "1 token late in later turns", "turns after the first"),
     ("a shift", partial(dumps.shifted, 0, 1), "shifted error", r"are 1 token late\n"),
-    ("a shift on one rank", partial(mixes.part, 0, mixes.shift), "shifted error",
+    ("a shift on one rank", partial(dumps.part, 0, dumps.shift), "shifted error",
      f"1 token late in 12.5 % of the sequences: {RANK}the records whose number modulo 8 is 5"),
-    ("a shift in a block", partial(mixes.part, 0, mixes.shift, block=True), "shifted error",
+    ("a shift in a block", partial(dumps.part, 0, dumps.shift, block=True), "shifted error",
      f"in 12.5 % of the sequences: {RANK}one block, 50 to 59"),
     ("a shift anywhere", partial(dumps.shifted, 0, 1, 0.33), "shifted error", "in 3", "!rank"),
-    ("two engines", partial(mixes.every_other, 0, 0.2, sequences=80), "outliers warning",
+    ("two engines", partial(dumps.every_other, 0, 0.2, sequences=80), "outliers warning",
      r"40 of 80 sequences differ [5-9]\.\d times .* two engines"),
-    ("10 of 25,670 tokens", partial(mixes.off_tokens, 0, 15.0, count=10), "outliers warning",
+    ("10 of 25,670 tokens", partial(dumps.off_tokens, 0, 15.0, count=10), "outliers warning",
      r"^10 tokens of 25,670 \(0\.039 %\) carry 100 % of k3, in 1 sequence\n", "the worst record is 3 "),
-    ("34 of 25,670 tokens", partial(mixes.off_tokens, 0, -12.0, share=1e-3), "outliers warning",
+    ("34 of 25,670 tokens", partial(dumps.off_tokens, 0, -12.0, share=1e-3), "outliers warning",
      r"^34 tokens of 25,670 \(0\.132 %\) carry 9\d(\.\d)? % of k3, in 32 sequences\n", "without them k3 is 0.00027"),
-    ("a bad replica", partial(mixes.part, 0, mixes.bad_replica, block=True), "outliers warning",
+    ("a bad replica", partial(dumps.part, 0, dumps.bad_replica, block=True), "outliers warning",
      f"in 12.5 % of the sequences: {RANK}one block, 50 to 59", "!temperature"),
     # --- order and scale
     ("five late", partial(dumps.reordered, 0, lambda row: row.roll(5)), "reordered error"),
@@ -416,11 +411,11 @@ ROWS = [
     ("short rows of other weights", lambda: in_rows(dumps.other_weights(0)), "wrong_weights error ..."),
     ("one unsure token in each sequence", one_unsure_token, "!swapped"),
     ("a few multiples under top-k", multiples_under_top_k, "renormalized error"),
-    ("rollout over its length", partial(mixes.scaled, 0, lambda x, n: x / n, "rollout_logp"), "scale error",
+    ("rollout over its length", partial(dumps.scaled, 0, lambda x, n: x / n, "rollout_logp"), "scale error",
      "the rollout log-probs were divided by the length of their sequence"),
-    ("train over its length", partial(mixes.scaled, 0, lambda x, n: x / n, "train_logp"), "scale error",
+    ("train over its length", partial(dumps.scaled, 0, lambda x, n: x / n, "train_logp"), "scale error",
      "the train log-probs were divided by"),
-    ("log2", partial(mixes.scaled, 0, lambda x, n: x / math.log(2.0), "rollout_logp"), "scale error",
+    ("log2", partial(dumps.scaled, 0, lambda x, n: x / math.log(2.0), "rollout_logp"), "scale error",
      "the train log-probs are 0.693 times the rollout log-probs"),
 ]  # fmt: skip
 
@@ -501,7 +496,7 @@ def test_files_of_a_rank_are_told(tmp_path):
 @pytest.mark.parametrize(("steps", "named"), [((3, 7), "step {}"), ((3, 3), "ranks/{}.pt"), ((), "ranks/{}.pt")])
 def test_records_of_several_files_are_told_apart(steps, named, tmp_path, monkeypatch, capsys):
     """By their steps; by their files, where ranks wrote one step or the dump has no steps."""
-    dump = mixes.off_tokens(0, 15.0, count=1)
+    dump = dumps.off_tokens(0, 15.0, count=1)
     monkeypatch.chdir(tmp_path)
     Path("ranks").mkdir()
     for i in (3, 7):
@@ -660,7 +655,7 @@ def test_a_gate_replaces_the_default(tmp_path, capsys):
     assert main(["doctor", healthy, "--fail-if", "kl_rollout_train_k33 > 1"]) == 2
     assert "did you mean 'kl_rollout_train_k3'" in capsys.readouterr().err
     # A dump that is masked everywhere does not pass a gate as healthy.
-    torch.save(mixes.masked_everywhere(0), masked)
+    torch.save(dumps.masked_everywhere(0), masked)
     for more in ([], ["--fail-if", "kl_rollout_train_k3 > 1"], ["--json"]):
         assert main(["doctor", masked, *more]) == 2
         text = capsys.readouterr().out

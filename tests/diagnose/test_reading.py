@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from builders.dumps import NAMES, WRITERS, packed, padded, sequences_of, wanted_of, write, write_jsonl
-from rollout_corr.cli.main import main
 from rollout_corr.diagnose.read import chunk
 from rollout_corr.diagnose.read.columns import described
 from rollout_corr.diagnose.read.dump import Dump
@@ -27,25 +26,18 @@ def blocks_of(request, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", WRITERS)
-def test_every_format_gives_the_same_sequences(kind, tmp_path, blocks_of):
-    columns = packed()
-    dump = Dump(write(kind, tmp_path, columns))
-    assert sequences_of(dump) == wanted_of(columns)
-    assert dump.problems.count == 0 and dump.progress == 1.0
-    assert set(NAMES) <= set(dump.fields)
-
-
-@pytest.mark.parametrize("kind", WRITERS)
-def test_a_command_warns_of_nothing_and_closes_every_file(kind, tmp_path, capsys, monkeypatch):
-    """Under `python -W error`; with a limit the rest of the file stays unread."""
-    path = write(kind, tmp_path, packed())
+def test_every_format_gives_the_same_sequences(kind, tmp_path, blocks_of, monkeypatch):
+    """Under `python -W error`; with a limit the rest of a file stays unread, and the file is closed."""
     # A file that is left open complains when it is collected, where nobody can catch it.
-    unraised = []
+    columns, unraised = packed(), []
+    path = write(kind, tmp_path, columns)
     monkeypatch.setattr(sys, "unraisablehook", unraised.append)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert main(["report", str(path), "--json", "--limit", "2"]) == 0
-    assert unraised == [] and capsys.readouterr().err == ""
+        dump, few = Dump(path), Dump(path, limit=2)
+        assert sequences_of(dump) == wanted_of(columns) and sequences_of(few) == wanted_of(columns)[:2]
+    assert dump.problems.count == 0 and dump.progress == 1.0 and unraised == []
+    assert set(NAMES) <= set(dump.fields)
 
 
 @pytest.mark.parametrize("kind", ["pt packed", "jsonl"])
