@@ -98,9 +98,9 @@ def kept(role: str, values: Tensor) -> Tensor:
     if kind != "whole":
         return values.to(floating_of(role))
     if values.is_floating_point():
-        # What is no integer that a float holds exactly is unknown.
+        # What int64 cannot hold is unknown.
         values = values.double()
-        values = values.where(values.abs() <= 1 << 53, MISSING_INTEGER)
+        values = values.where(values.abs() < 2.0**63, MISSING_INTEGER)
     return values.to(torch.int64)
 
 
