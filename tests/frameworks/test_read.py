@@ -282,7 +282,7 @@ SPEC_REFUSED = {
 {rollout_is: 3} | rollout_is: expected null, 'token' or 'sequence', got 3
 {rollout_is: token, rollout_is_threshold: null} | rollout_is_threshold: ...silently
 {rollout_is: token, rollout_is_threshold: true} | TypeError rollout_is_threshold: ...got bool True
-{rollout_rs: token_k1} | rollout_rs_threshold: expected a threshold for rollout_rs, got null
+{rollout_rs: token_k1} | expected a threshold for rollout_rs, got null
 {rollout_rs: token} | rollout_rs_threshold: expected a threshold for rollout_rs, got null
 {rollout_rs: ',', rollout_rs_threshold: 2} | rollout_rs: expected at least one of
 {rollout_rs: seq_max_k1, rollout_rs_threshold: 2} | rollout_rs: expected one of [...'seq_max_k1'
@@ -291,7 +291,7 @@ SPEC_REFUSED = {
 {rollout_rs: 'token_k1,token_k2', rollout_rs_threshold: 0.5_2.0} |
     rollout_rs_threshold of token_k2: expected one upper bound, got '0.5_2.0'
 {rollout_rs: seq_sum_k1, rollout_rs_threshold: 0.52} |
-    seq_sum_k1: expected a single bound >= 1...YAML ...0.5_2 is the number 0.52...quote it: '0.5_2'
+    rollout_rs_threshold of seq_sum_k1: expected a single bound >= 1...0.5_2 is the number 0.52...quote it: '0.5_2'
 {rollout_rs: token_k1, rollout_rs_threshold: 2, rollout_rs_threshold_lower: 0.5} |
     rollout_rs_threshold_lower: expected with rollout_rs token, sequence or geometric ..."lower_upper"
 {rollout_rs: token, rollout_rs_threshold: 2, rollout_rs_threshold_lower: 3} | expected at most the upper bound 2.0
@@ -333,7 +333,7 @@ RECIPE_REFUSED = {
     "nemo": """
 {truncated_importance_sampling_ratio: 2.0} | truncated_importance_sampling_type: expected one of
 {truncated_importance_sampling_type: tis} | needs use_importance_sampling_correction: true
-{use_importance_sampling_correction: true, truncated_importance_sampling_type: tis} | _ratio: expected a number with
+{use_importance_sampling_correction: true, truncated_importance_sampling_type: tis} | expected a number with
 {use_importance_sampling_correction: true, truncated_importance_sampling_type: icepop,
     truncated_importance_sampling_ratio: 2.0} | truncated_importance_sampling_ratio_min: expected a number with
 {use_importance_sampling_correction: true, truncated_importance_sampling_type: seq-mask-tis,
@@ -346,6 +346,7 @@ RECIPE_REFUSED = {
 {use_cispo: true, ratio_clip_c: 3.0} | use_cispo: NeMo refuses it together with
 {reference_policy_kl_type: k1} | reference_policy_kl_type: expected 'k3', got 'k1'
 {use_on_policy_kl_approximation: true} | weighs the KL by new/rollout
+{loss_fn: {}, grpo: {seq_logprob_error_threshold: {1: 2}}} | TypeError seq_logprob_error_threshold: expected a number
 """,
     "open_instruct": """
 {loss_denominator: 0.0} | loss_denominator: expected a finite number > 0
@@ -398,6 +399,11 @@ RECIPE_REFUSED = {
     "trl": """
 {loss_type: vespo} | vllm_importance_sampling_mode: expected one of ['token_truncate', 'token_mask']
 {top_entropy_quantile: 0.2} | top_entropy_quantile: needs the whole distribution
+{vllm_importance_sampling_clip_max: '2.0'} | TypeError vllm_importance_sampling_clip_max: expected a number
+{epsilon: k1, beta: batch} | TypeError beta: expected a number
+{epsilon: -1.0, beta: 0.5} | epsilon=-1.0: PPO.low: expected a number >= 0
+{vllm_importance_sampling_clip_max: 2.0, vllm_importance_sampling_clip_min: 3.0} |
+    vllm_importance_sampling_clip_max=2.0, vllm_importance_sampling_clip_min=3.0: Criterion: expected lower
 """,
     "verl": """
 {use_kl_loss: true, policy_loss: {loss_mode: sapo}, loss_agg_mode: seq-mean-token-sum-norm} | the KL loss by
@@ -408,7 +414,7 @@ RECIPE_REFUSED = {
     verl divides by a row's tokens after rejection
 """,
     "xtuner": """
-{} | TypeError cliprange_low: expected a number
+{} | TypeError policy_loss_cfg.cliprange_low: expected a number
 {policy_loss_cfg: {cliprange_low: 0.2, cliprange_high: 0.2}, use_kl_loss: true} | kl_loss_type: expected one of
 """,
 }
@@ -450,8 +456,10 @@ def test_read(framework, text, expected):
 def test_refused(call, case):
     framework, text, message = case.values
     kind, pattern = error(message)
-    with pytest.raises(kind or ValueError, match=rf"^{call}\('{framework}'\): .*{pattern}"):
+    with pytest.raises(kind or ValueError, match=rf"^{call}\('{framework}'\): .*{pattern}") as caught:
         getattr(rc, call)(framework, yaml.safe_load(text))
+    if named := re.match(r"(?:TypeError )?([\w.]+)(?:=[^:]*)?: ", message):
+        assert f".{caught.value.key}".endswith(f".{named[1]}")
 
 
 PAGE = (Path(__file__).parents[2] / "docs/migrate.md").read_text(encoding="utf-8")

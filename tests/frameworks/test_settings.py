@@ -104,27 +104,18 @@ def test_unknown():
         rc.recipe("none", {})
 
 
-REFUSED = [
-    ("trl", {"vllm_importance_sampling_clip_max": "2.0"}, "vllm_importance_sampling_clip_max: expected a number"),
-    ("trl", {"epsilon": "k1", "beta": "batch"}, "beta: expected a number"),
-    ("trl", SimpleNamespace(beta="batch", learning_rate=1e-6), "beta: expected a number"),
-    ("trl", {"epsilon": -1.0, "beta": 0.5}, "epsilon=-1.0: PPO.low: expected a number >= 0"),
-    ("trl", {"vllm_importance_sampling_clip_max": 2.0, "vllm_importance_sampling_clip_min": 3.0},
-     "vllm_importance_sampling_clip_max=2.0, vllm_importance_sampling_clip_min=3.0: Criterion: expected lower"),
-    ("nemo", {"loss_fn": {"ratio_clip_min": "x"}}, "ratio_clip_min: expected a number"),
-    ("nemo", {"loss_fn": {}, "grpo": {"seq_logprob_error_threshold": {1: 2}}},
-     "seq_logprob_error_threshold: expected a number"),
-    ("openrlhf", SimpleNamespace(actor=SimpleNamespace(eps_clip="x")), "actor.eps_clip: expected a number"),
-    ("xtuner", {"policy_loss_cfg": {}}, "policy_loss_cfg.cliprange_low: expected a number"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("framework", "config", "said"), REFUSED)
+@pytest.mark.parametrize(
+    ("framework", "config", "said"),
+    [
+        ("trl", SimpleNamespace(beta="batch", learning_rate=1e-6), "beta: expected a number"),
+        ("openrlhf", SimpleNamespace(actor=SimpleNamespace(eps_clip="x")), "actor.eps_clip: expected a number"),
+    ],
+)
 def test_an_error_names_the_frameworks_own_key(framework, config, said):
-    with pytest.raises((TypeError, ValueError)) as caught:
+    with pytest.raises(TypeError) as caught:
         rc.recipe(framework, config)
     assert str(caught.value).startswith(f"recipe({framework!r}): {said}"), caught.value
-    assert caught.value.key == said.partition(":")[0].partition("=")[0]
+    assert caught.value.key == said.partition(":")[0]
     assert caught.value.why and caught.value.why in str(caught.value)
 
 
