@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ..shared.checking import Checks, Rule, Run, roles, without
-from .config import AROUND, OF_SPEC
+from .config import AROUND, OF_SPEC, PLACE
 
 ALGORITHM, SAMPLING = "trainer.algorithm.", "generator.sampling_params."
-BLOCK = f"{ALGORITHM}off_policy_correction."
+BLOCK = f"{PLACE}."
 METRIC, TYPE, LOSS = f"{BLOCK}sequence_mask_metric", f"{BLOCK}tis_ratio_type", f"{ALGORITHM}policy_loss_type"
 FIELDS = tuple(BLOCK + key for key in OF_SPEC)
 LOGPROBS = f"{SAMPLING}logprobs"
@@ -42,7 +42,7 @@ def _corrects(run: Run) -> bool:
 
 CHECKS = Checks(
     keys=(*FIELDS, *(ALGORITHM + key for key in [*AROUND][1:]), LOSS),
-    closed=(BLOCK[:-1],),
+    closed=(PLACE,),
     launchers=r"\bskyrl(\.train|_train)\.",
     context=(LOGPROBS,),
     # SkyRL leaves vLLM's default (vime#64).

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ..shared.checking import Checks, Rule, Run, roles, without
-from .config import CAPS, CORRECTION, FLAT
+from .config import CAPS, CORRECTION, FLAT, PLACE
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor.", "actor_rollout_ref.rollout."
-BLOCK = "algorithm.rollout_correction."
+BLOCK = f"{PLACE}."
 LOSS_MODE = f"{ACTOR}policy_loss.loss_mode"
 
 
@@ -39,7 +39,7 @@ CHECKS = Checks(
     ),
     older=tuple(MOVED),
     alike=("loss_mode", "use_policy_gradient", "loss_type"),
-    closed=(BLOCK[:-1],),
+    closed=(PLACE,),
     launchers=r"\bverl\.(trainer|experimental)\.",
     logprobs_on_since="0.9.0",
     uses_logprobs=lambda run: run.corrects or _bypasses(run),
