@@ -119,6 +119,7 @@ def test_omegaconf():
 
 
 @pytest.mark.peers
+@pytest.mark.filterwarnings("error:unknown key")
 def test_verl_itself():
     from verl.trainer.config.algorithm import AlgoConfig, RolloutCorrectionConfig
 

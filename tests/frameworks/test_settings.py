@@ -95,6 +95,14 @@ def test_a_key_that_is_like_another_may_be_of_a_newer_release(framework, config,
         rc.recipe(framework, config)
 
 
+@pytest.mark.filterwarnings("error:unknown key")
+def test_the_block_algorithm_of_verl_holds_keys_of_no_concern():
+    config = {"gamma": 1.0, "kl_penalty": "kl", "filter_groups": {}, "rollout_correction": {"rollout_is": "token"}}
+    assert rc.spec("verl", config) == rc.spec("verl", {"rollout_is": "token"})
+    with pytest.raises(ValueError, match=r"'rollout_corection' \(did you mean 'rollout_correction'\?\)"):
+        rc.spec("verl", {"gamma": 1.0, "rollout_corection": {}})
+
+
 def test_unknown():
     with pytest.raises(ValueError, match="unknown key 'x', expected some of"):
         given_in({"x": 1}, KNOWN)

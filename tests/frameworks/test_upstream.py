@@ -71,7 +71,8 @@ def before(patch: Path, source: Source) -> dict[str, object]:
 def checkouts() -> list[tuple[Path, Source]]:
     sources = {}
     for name in sorted({framework_of(patch) for patch in PATCHES}):
-        sources[name] = [x for x in found(name, None, name, name, UNDER.get(name, "")) if "." not in x.version]
+        heads = [x for x in found(name, None, name, name, UNDER.get(name, "")) if "." not in x.version]
+        sources[name] = heads[:1]  # a folder such as PEERS/areal-1234 has an older one
     return [(patch, source) for patch in PATCHES for source in sources[framework_of(patch)]]
 
 

@@ -202,7 +202,8 @@ def test_verl(run):
     said = run("verl_hook.py")
     agrees(said, 44)
     assert re.search(r"^here: +no function of verl 0.9.1 is replaced: install\(\) was not called$", said, re.MULTILINE)
-    assert re.search(r"^worker: verl 0.9.1 uses the functions of rollout-corr in 8 places", said, re.MULTILINE)
+    worker = r"^worker: verl 0.9.1 uses the functions of rollout-corr in 6 places; waiting .* verl.utils.debug.metrics;"
+    assert re.search(worker, said, re.MULTILINE)
 
 
 @pytest.mark.peers

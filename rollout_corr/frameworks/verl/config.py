@@ -51,6 +51,7 @@ from ..shared.settings import (
     inner,
     known_in,
     maybe,
+    misspelt,
     needed,
     refused,
     refused_key,
@@ -306,7 +307,11 @@ def settings(config: object) -> Given:
     elif given.keys() & {*ACTOR, *OF_ACTOR}:
         actor, whole = config, False
     else:
-        return Given(TABLE, {"rollout_correction": _block(known_in(given, (*CORRECTION, *AROUND)))})
+        known = (*CORRECTION, *AROUND)
+        if given.keys() & {*OF_ALGORITHM}:
+            ours = [key for key in given if key in known or str(key).startswith(OURS) or misspelt(key, known)]
+            given = {key: given[key] for key in ours}
+        return Given(TABLE, {"rollout_correction": _block(known_in(given, known))})
     return Given(TABLE, {"actor": actor} | ({"rollout_correction": _block(given)} if whole else {}))
 
 
