@@ -10,10 +10,11 @@ import sys
 import tempfile
 from pathlib import Path
 
-PYTHONS = [f"python3.{minor}" for minor in (10, 11, 12, 13, 14)]
+SETUP = Path("setup.py").read_text(encoding="utf-8")
+PYTHONS = [f"python{version}" for version in re.findall(r"Python :: (3\.\d+)", SETUP)]
 # The oldest that setup.py allows, and whatever is newest.
 TORCHES = ["oldest", "newest"]
-OLDEST = f"{re.findall(r'torch>=([0-9.]+)', Path('setup.py').read_text(encoding='utf-8'))[0]}.0"
+OLDEST = f"{re.findall(r'torch>=([0-9.]+)', SETUP)[0]}.0"
 SMOKE = Path(".ci", "release", "smoke.py").resolve()
 # As in setup.py: Triton 3.6 fails in the interpreter with NumPy 2.4.
 ALSO = ["numpy<2.4"]
