@@ -37,6 +37,7 @@ from conformance.rows import (
 )
 from conformance.rows import Settings as ConformanceSettings
 from conformance.sources import Source
+from rollout_corr.frameworks.shared.settings import Given
 from rollout_corr.frameworks.skyrl import config, dropin, losses
 
 DISTRIBUTION, PACKAGE, CHECKOUT = "skyrl", "skyrl", "skyrl"
@@ -202,6 +203,11 @@ RECIPES |= {
 }
 
 
+def defaults(rows: dict[str, Any]) -> dict[str, Any]:
+    """The defaults of a table of settings."""
+    return dict(Given(rows, {}))
+
+
 def rows(source: Source) -> Iterator[Row]:
     """Compare everything that SkyRL has."""
     correct = source.cut(CORRECTION, COMPUTE)
@@ -218,14 +224,14 @@ def rows(source: Source) -> Iterator[Row]:
         return {"mask": mask, "weights": weights}
 
     def loss(given: Batch, **drawn: Any) -> Tensor:
-        defaults = {"loss_reduction": "token_mean", "max_seq_len": 50, "use_kl_loss": False}
+        plain = {"loss_reduction": "token_mean", "max_seq_len": 50, "use_kl_loss": False}
         blocks = {
-            "sapo": Settings(**config.SAPO_FIELDS | drawn.pop("sapo", {})),
-            "cispo": Settings(**config.CISPO_FIELDS | drawn.pop("cispo", {})),
-            "dppo": Settings(**config.DPPO_FIELDS | drawn.pop("dppo", {})),
+            "sapo": Settings(**defaults(config.SAPO_FIELDS) | drawn.pop("sapo", {})),
+            "cispo": Settings(**defaults(config.CISPO_FIELDS) | drawn.pop("cispo", {})),
+            "dppo": Settings(**defaults(config.DPPO_FIELDS) | drawn.pop("dppo", {})),
             "off_policy_correction": settings_of(drawn.pop("off_policy_correction", {})),
         }
-        whole = Settings(**config.LOSS | defaults | drawn | blocks)
+        whole = Settings(**defaults(config.TABLE) | plain | drawn | blocks)
         mask = given.mask.float()
         advantages = scale(given.token_advantages, mask, whole.loss_reduction, len(mask), whole.max_seq_len)
         function = functions[whole.policy_loss_type]
@@ -328,7 +334,7 @@ def prompt_mean(scale: Any, function: Any) -> Row:
         mask, size = given.mask.float(), given.group_size
         bounds = [(first, first + size) for first in range(0, len(mask), size)]
         advantages = scale(given.token_advantages, mask, "prompt_mean", len(mask), None, bounds)
-        whole = Settings(**config.LOSS | {"policy_loss_type": "regular", "off_policy_correction": settings_of({})})
+        whole = Settings(**defaults(config.TABLE) | {"off_policy_correction": settings_of({})})
         return function(given.new, given.old, advantages, whole, mask, given.rollout)[0]
 
     def ours(given: Batch) -> Tensor:
