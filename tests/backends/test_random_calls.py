@@ -155,6 +155,11 @@ def test_bounds_that_the_batch_decides(block):
     for seed in range(90 * block, 90 * block + 90):
         call = judges.correction(f"rules {seed}", rules=True, dtypes=(torch.float64,) * 2)
         told = Told(call)
+        if told.groups:
+            # The generator's are of the batch.
+            own = [{side: replace(x, within="group") for side, x in one.rules.items()} for one in call.spec.criteria]
+            criteria = [replace(one, **x) for one, x in zip(call.spec.criteria, own, strict=True)]
+            call.spec = replace(call.spec, criteria=tuple(criteria))
         if not call.spec.asks_batch or not told.count or isinstance(getattr(call.spec.weight, "upper", 0), rc.KeepESS):
             continue
         sequences, groups = judges.sequences_of_correction(call, told), told.groups or [0] * told.count

@@ -14,7 +14,17 @@ from builders.judges import Told
 from builders.rounding import near
 from builders.same_bits import assert_same_statistics, in_hex
 from frozen.calls import Call, loss_call
-from frozen.generator import LABELS, Layout, Tokens, needs_of, random_batch, random_loss, random_spec, random_tokens
+from frozen.generator import (
+    GROUPS,
+    LABELS,
+    Layout,
+    Tokens,
+    needs_of,
+    random_batch,
+    random_loss,
+    random_spec,
+    random_tokens,
+)
 from rollout_corr.backends.operators import beyond_kernels
 
 # Units that may lie on several ranks.
@@ -120,6 +130,10 @@ class Together:
             ids = torch.tensor(part.of_sequences["labels"]).long()
             of_sequences = rc.Labels(ids[:, None] if layout.packed else ids, LABELS)
             batch["labels"] = {"kind": rc.Labels(column("labels", torch.int64), LABELS), "task": of_sequences}
+        if rng.random() < 0.3:
+            # Which the call may not need.
+            index = torch.tensor(part.of_sequences["groups"]).long()
+            batch.setdefault("groups", rc.Groups(index=index, count=GROUPS))
         if rng.random() < 0.3:
             batch["kept_mass"] = rc.KeptMass(column("log_mass"), of=rng.choice(("rollout", "train")))
         if rng.random() < 0.3:

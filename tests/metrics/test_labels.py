@@ -1,208 +1,186 @@
-"""Metrics by label: those of the sequences that have it, taken alone, by the oracle and by a call of their own."""
+"""What labels are made of and where they appear; their numbers are judged in test_random_calls.py."""
 
 from __future__ import annotations
+
+import re
 
 import pytest
 import torch
 
 import rollout_corr as rc
-from builders.batches import LAYOUTS, compare_metrics, compare_some, lay_out, random_sequences, run_as, spoil, wild
-from builders.calls import bundled
-from builders.rounding import margin, near
-from oracles import correction as oracle
-from rollout_corr.metrics.labels import LabelSet
-from rollout_corr.metrics.native import metrics_of
-from rollout_corr.metrics.on_tensors import metrics_of as of_label
-from rollout_corr.metrics.on_tensors import names_of, read
-from rollout_corr.metrics.statistics import Statistics
+from builders.rounding import near
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-NAMES = ("math", "code", "web", "never")
-IDS = (0, 1, 1, 2, 7, 0, -1, 2, 1, 0)
-OF_TOKENS = rc.Spec(
+X, IDS = torch.zeros(2, 3), torch.tensor([0, 1])
+ROLLOUT = -torch.rand(6, 4, generator=torch.Generator().manual_seed(0))
+TRAIN = ROLLOUT + 0.2 * torch.randn(6, 4, generator=torch.Generator().manual_seed(1))
+SPEC = rc.Spec(
     rc.Weight.token(lower=0.7, upper=1.3),
     (rc.Criterion("k3", upper=0.1), rc.Criterion("ratio", "sequence", "mean", lower=0.8, upper=1.3)),
 )
-SPECS = [
-    rc.Spec(),
-    OF_TOKENS,
-    rc.Spec(rc.Weight.token(upper=1.2, outside="zero", token_clamp=0.3), nonfinite="neutral", clamp=0.5),
-    rc.Spec(rc.Weight.product(lower=0.5, upper=2.0, normalize="batch"), (rc.Criterion("abs", upper=0.5),)),
-    rc.Spec(rc.Weight.geometric(upper=1.1), (rc.Criterion("external", "sequence", "max", upper=1, name="entropy"),)),
-]
+# The last sequence but one has no valid token, and two ids name no label.
+MASK = torch.tensor([[1, 1, 0, 1]] * 4 + [[0] * 4] + [[1] * 4])
+NAMES, OF = ("math", "code", "never"), torch.tensor([0, 1, 7, 0, -1, -1])
 
 
-def sequences_of(seed):
-    made = random_sequences(seed, (5, 1, 7, 0, 4, 6, 2, 9, 3, 8))
-    return spoil(wild(made), seed, share=0.2) if seed % 2 else made
-
-
-def split(metrics, name):
-    """The metrics of a label by their own names."""
-    found = {}
-    for key, value in metrics.items():
-        label, of, *own = key.split("/", 2)
-        assert label == "environment"
-        if of == name:
-            found[own[0]] = value
-    return found
-
-
-def labeled(laid, spec, ids=IDS, names=NAMES, **more):
-    return laid.correct(spec, labels={"environment": torch.tensor(ids)}, label_names={"environment": names}, **more)
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_label_has_the_metrics_of_its_sequences(layout):
-    way = ("blocks", "small blocks", "whole")[LAYOUTS.index(layout) % 3]
-    for number, spec in enumerate(SPECS):
-        sequences = sequences_of(number)
-        laid = lay_out(sequences, layout)
-        with run_as(way):
-            out = labeled(laid, spec)
-        found = out.metrics(by="environment")
-        for place, name in enumerate(NAMES):
-            chosen = [q for q, label in zip(sequences, IDS, strict=True) if label == place]
-            mine = split(found, name)
-            assert not {"tokens_outside", "sequences_padded"} & set(mine) and {
-                "kl_rollout_train_k3",
-                "sequence_train_ppl_mean",
-                "tokens_kept",
-            } <= set(mine)
-            alone = lay_out(chosen, "packed") if chosen else lay_out([], "packed")
-            answer = oracle.correct(chosen, spec)
-            mine |= {"tokens_outside": 0.0, "sequences_padded": 0.0}
-            compare_metrics(alone, mine, answer, spec, margin(), f"{name} {layout} {spec}")
-
-
-@pytest.mark.parametrize("spec", SPECS)
-def test_a_label_has_the_statistics_of_a_call_of_its_own(spec):
-    """Counts and extrema equal, sums within rounding: float32 sums of 64 tokens are off by 1e-7 of their sizes."""
-    sequences = random_sequences(5, (40, 700, 3, 0, 90, 1200, 64, 65, 2000, 128), scale=0.05)
-    laid = lay_out(sequences, "packed", torch.float32)
-    found = labeled(laid, spec).metrics(by="environment")
-    for place, name in enumerate(NAMES[:3]):
-        chosen = [q for q, label in zip(sequences, IDS, strict=True) if label == place]
-        alone, mine = lay_out(chosen, "packed", torch.float32).correct(spec).metrics(), split(found, name)
-        assert set(alone) - set(mine) == {"tokens_outside", "sequences_padded"}
-        counts = {key for key in mine if key.startswith(("tokens", "sequences")) or key.endswith("rejected_fraction")}
-        assert {key: mine[key] for key in counts} == {key: alone[key] for key in counts}
-        compare_some(mine, alone, spec, margin(torch.float32), name)
-
-
-@pytest.mark.parametrize("units", ["sequences", "tokens"])
-@pytest.mark.parametrize("spec", SPECS[1:4], ids=range(3))
-def test_all_labels_at_once_have_the_numbers_of_each(spec, units):
-    """Of counts of nothing, infinite sums and NaN too."""
-    names, generator, many = names_of(spec, units), torch.Generator().manual_seed(0), len(NAMES) + 1
-    counts = {row.over.units for row in metrics_of(spec)} | {"tokens", "sequences"}
-    for bad in (False, True):
-        table = torch.randn(len(names), many, generator=generator, dtype=torch.float64)
-        if bad:
-            table.masked_fill_(torch.rand(table.shape, generator=generator) < 0.1, torch.nan)
-            table.masked_fill_(torch.rand(table.shape, generator=generator) < 0.1, torch.inf)
-        for place, name in enumerate(names):
-            if name in counts:
-                table[place] = torch.randint(1 if bad else 3, (many,), generator=generator) + bad
-        found = read(LabelSet("environment", NAMES, units), spec, table)
-        held = dict(zip(names, table.tolist(), strict=True))
-        wanted = {f"environment/{units}_outside": held[units][-1]}
-        for place, name in enumerate(NAMES):
-            values = {column: of_labels[place] for column, of_labels in held.items()}
-            for row in of_label(spec, units):
-                wanted[f"environment/{name}/{row.key}"] = row.read(values)
-        assert list(found) == list(wanted)
-        for key, value in wanted.items():
-            # Square roots of vectors may be off by a rounding.
-            close = near(value, terms=1, size=0.0)
-            assert found[key] == close if key.endswith("std") else repr(found[key]) == repr(value), key
+def labeled(rows=slice(None), names=NAMES, spec=SPEC):
+    batch = rc.Batch(mask=MASK[rows], labels={"environment": rc.Labels(OF[rows], names)})
+    return rc.correct(TRAIN[rows], ROLLOUT[rows], batch, spec=spec)
 
 
 def test_labels_change_nothing_else_and_outside_is_counted():
-    sequences = sequences_of(2)
-    laid = lay_out(sequences, "padded_left")
-    plain, out = laid.correct(OF_TOKENS), labeled(laid, OF_TOKENS)
+    plain, out = rc.correct(TRAIN, ROLLOUT, mask=MASK, spec=SPEC), labeled()
     assert torch.equal(plain.weights, out.weights) and torch.equal(plain.mask, out.mask)
     metrics = out.metrics()
-    outside = [q for q, label in zip(sequences, IDS, strict=True) if label in (7, -1) and any(q.mask)]
-    assert outside and metrics.pop("environment/sequences_outside") == len(outside)
+    assert metrics.pop("environment/sequences_outside") == 2
     assert metrics == plain.metrics() and list(metrics) == list(plain.metrics())
     by = out.metrics_async().result(prefix="mismatch/", by="environment")
     assert by == {f"mismatch/{key}": value for key, value in out.metrics(by="environment").items()}
+    assert [by[f"mismatch/environment/{name}/sequences"] for name in NAMES] == [2, 1, 0]
     assert by["mismatch/environment/never/tokens"] == 0.0
-    counts = [by[f"mismatch/environment/{name}/sequences"] for name in NAMES]
-    assert sum(counts) + len(outside) == metrics["sequences"]
 
 
 def test_labels_have_no_metrics_of_other_frameworks():
-    spec = rc.spec("verl.decoupled_token_is")
-    out = labeled(lay_out(sequences_of(2), "packed"), spec)
+    out = labeled(spec=rc.spec("verl.decoupled_token_is"))
     with pytest.raises(ValueError, match="by: expected None with names='verl', got 'environment': only nat"):
         out.metrics(names="verl", by="environment")
     assert out.metrics(names="verl") and out.metrics(by="environment")
 
 
 def test_micro_batches_merge():
-    sequences = sequences_of(4)
-    parts = [lay_out(sequences[:4], "packed"), lay_out(sequences[4:], "packed")]
-    found = [labeled(part, OF_TOKENS, IDS[:4] if i == 0 else IDS[4:]).statistics for i, part in enumerate(parts)]
-    nothing = Statistics.nothing(OF_TOKENS, extra=found[0].extra)
-    whole = labeled(lay_out(sequences, "packed"), OF_TOKENS)
-    merged = Statistics.sum([nothing, *found])
-    assert merged.metrics(by="environment") == near(whole.metrics(by="environment"))
+    parts = [labeled(slice(4)).statistics, labeled(slice(4, None)).statistics]
+    merged = rc.Statistics.sum([rc.Statistics.nothing(SPEC, extra=parts[0].extra), *parts])
+    assert merged.metrics(by="environment") == near(labeled().metrics(by="environment"), torch.float32)
     with pytest.raises(ValueError, match="other: expected statistics of the same arguments"):
-        merged.merge(labeled(parts[0], OF_TOKENS, IDS[:4], ("other", "names")).statistics)
-
-
-def test_several_labels_beside_versions_and_turns():
-    laid = lay_out(sequences_of(2), "packed")
-    ids = torch.tensor(IDS)
-    given = {"labels": {"environment": ids, "level": (ids % 2).to(torch.uint8)[:, None]}}
-    names = {"environment": list(NAMES), "level": 2}
-    versions = {"versions": laid.versions, "current_version": 7, "turns": "runs"}
-    out = laid.correct(OF_TOKENS, **given, label_names=names, **versions)
-    assert out.metrics(by="environment") == labeled(laid, OF_TOKENS).metrics(by="environment")
-    assert out.metrics()["age_max"] == laid.correct(OF_TOKENS, **versions).metrics()["age_max"]
-    both = sum(out.metrics(by="level")[f"level/{i}/tokens"] for i in "01")
-    assert both == out.metrics()["tokens"]
+        merged.merge(labeled(names=("other", "names")).statistics)
 
 
 def test_in_a_loss():
-    laid = lay_out(random_sequences(8, advantages="sequence"), "padded_right")
-    batch = rc.Batch(mask=laid.mask, labels={"e": rc.Labels(torch.tensor([0, 1, 1, 0, 1, 0]), 2)})
-    given = {"old_logp": laid.train, "rollout_logp": laid.rollout}
-    loss = rc.policy_loss(laid.train, laid.advantages, batch, spec=OF_TOKENS, **given)
-    assert loss.metrics(by="e") == rc.correct(laid.train, laid.rollout, batch, spec=OF_TOKENS).metrics(by="e")
+    batch = rc.Batch(mask=MASK, labels={"e": rc.Labels(torch.tensor([0, 1, 1, 0, 1, 0]), 2)})
+    given = {"old_logp": TRAIN, "rollout_logp": ROLLOUT}
+    loss = rc.policy_loss(TRAIN, torch.ones(6), batch, spec=SPEC, **given)
+    assert loss.metrics(by="e") == rc.correct(TRAIN, ROLLOUT, batch, spec=SPEC).metrics(by="e")
     assert "surrogate_loss_mean" in loss.metrics()
     # Without a Spec nothing reads them.
-    assert "surrogate_loss_mean" in rc.policy_loss(laid.train, laid.advantages, batch, **given).metrics()
+    assert "surrogate_loss_mean" in rc.policy_loss(TRAIN, torch.ones(6), batch, **given).metrics()
 
 
-def test_what_is_wrong_is_named():
-    x, ids = torch.zeros(2, 3), torch.tensor([0, 1])
+def test_a_list_without_samples_has_labels_without_ids():
+    out = rc.correct([], [], rc.Batch(labels={"place": rc.Labels([], ["a", "b"])}), spec=rc.Spec())
+    assert out.metrics()["tokens"] == 0
 
-    def refused(message, labels, names, kind=ValueError, **more):
-        with pytest.raises(kind) as raised:
-            rc.correct(x, x, **bundled(labels=labels, label_names=names, **more))
-        assert str(raised.value).startswith(message), raised.value
 
-    refused("labels['e'].names: expected a list of names or a count above 0, got ()", {"e": ids}, None)
-    refused("labels['e']: expected a tensor or a list of tensors, got NoneType", None, {"e": 2}, TypeError)
-    for labels in ([ids], {"e": ids}):
-        with pytest.raises(TypeError, match=r"^labels.*: expected .*rc\.Labels\(ids, names\)"):
-            rc.Batch(labels=labels)
-    refused(
-        "labels['e']: expected shape [2, 3] (per token), [2] or [2, 1] (per sequence), got [3]",
-        {"e": torch.zeros(3, dtype=torch.int64)},
-        {"e": 2},
+@pytest.mark.parametrize("weight", [rc.Weight.token(), rc.Weight.token(upper=3.0), rc.Weight.product()], ids=str)
+def test_weights_of_a_label_with_one_token_have_no_spread(weight):
+    logp = torch.linspace(-1.0, 0.5, 40).view(4, 10)
+    batch = rc.Batch(labels={"token": rc.Labels(torch.arange(40).view(4, 10), 40)})
+    found = rc.correct(logp, torch.zeros_like(logp), batch, spec=rc.Spec(weight)).metrics(by="token")
+    spreads = [value for name, value in found.items() if name.endswith(("/weight_std", "/weight_raw_std"))]
+    # The root of what float64 leaves between a square and the square of a mean.
+    assert len(spreads) >= 40 and max(spreads) <= 1e-7
+
+
+VERSIONS = torch.tensor([[7, 7, 6], [3, 9, 6]])
+
+
+@pytest.mark.parametrize(
+    ("versions", "labels", "by", "wanted"),
+    [
+        (VERSIONS, {"age": rc.Labels(names=["0", "1", "2+"])}, "age", {"0/tokens": 2, "1/tokens": 2, "2+/tokens": 1}),
+        (VERSIONS, {"age": rc.Labels(names=["0", "1", "2+"])}, "age", {"tokens_outside": 1}),  # of the future
+        (VERSIONS, {"age": rc.Labels(names=2)}, "age", {"1/tokens": 2, "tokens_outside": 2}),
+        (VERSIONS[:, 2], {"age": rc.Labels(names=2)}, "age", {"1/sequences": 2, "1/tokens": 6}),
+        (VERSIONS, {"age": rc.Labels(names=8), "e": rc.Labels(IDS, 2)}, "age", {"4/tokens": 1}),
+        (VERSIONS, {"age": rc.Labels(names=8), "e": rc.Labels(IDS, 2)}, "e", {"1/tokens": 3}),
+        (VERSIONS, {"age": rc.Labels(torch.tensor([0, 2]), ["0", "1", "2+"])}, "age", {"2+/sequences": 1}),
+    ],
+)
+def test_ages_are_labels(versions, labels, by, wanted):
+    batch = rc.Batch(versions=rc.Versions(versions, 7), labels=labels)
+    found = rc.correct(X, X, batch).metrics(by=by)
+    assert {key: found[f"{by}/{key}"] for key in wanted} == wanted
+    assert rc.policy_loss(X, X, batch, old_logp=X, rollout_logp=X, spec=rc.Spec()).metrics(by=by) == found
+
+
+def test_a_loss_labels_tokens_by_the_sign_of_its_advantages():
+    """Also where its Spec reads no advantage, and in the layout of the call."""
+    new, old = torch.full((2, 3), -1.0), torch.tensor([[-1.0, -1.5, -2.0], [-1.0, -1.0, -1.0]])
+    rollout, advantages = old - torch.tensor([0.1, 0.2, 0.3]), torch.tensor([[1.0, -1.0, 0.0], [2.0, 0.0, 0.0]])
+    spec, by_sign = rc.Spec(rc.Weight.token(upper=1.15)), rc.Batch(labels={"advantage": rc.Labels()})
+    loss = rc.policy_loss(new, advantages, by_sign, old_logp=old, rollout_logp=rollout, spec=spec).metrics(
+        by="advantage"
     )
-    refused("labels['e']: expected", {"e": ids.float()}, {"e": 2})
-    refused("labels['e']: expected a tensor or a list of tensors, got tuple", {"e": (0, 1)}, {"e": 2}, TypeError)
-    refused("labels['e'].names: expected a list of names or a count above 0, got 0", {"e": ids}, {"e": 0})
-    refused("labels['e'].names: expected different names", {"e": ids}, {"e": ["a", "a"]})
-    refused("labels['e'].names: expected strings without '/'", {"e": ids}, {"e": ["a/b"]})
-    refused("labels: expected names that are strings without '/' and '='", {"a/b": ids}, {"a/b": 2})
-    out = rc.correct(x, x, rc.Batch(labels={"e": rc.Labels(ids, 2)}))
-    with pytest.raises(ValueError, match=r"by: expected one of \['e'\]"):
-        out.metrics(by="f")
+    assert loss["advantage/positive/logratio_mean"] == pytest.approx(0.1)
+    assert loss["advantage/positive/weight_above_upper_fraction"] == 0.0
+    assert loss["advantage/negative/logratio_mean"] == pytest.approx(0.2)
+    assert loss["advantage/negative/weight_above_upper_fraction"] == 1.0
+    assert loss["advantage/zero/tokens"] == 3
+    own = rc.correct(old, rollout, rc.Batch(labels={"advantage": rc.Labels(IDS, ["low", "high"])}), spec=spec)
+    assert own.metrics(by="advantage")["advantage/low/sequences"] == 1  # ids of one's own need no advantages
+
+
+@pytest.mark.parametrize("spec", [rc.Spec(), rc.Spec(rc.Weight.token(lower=0.8, upper=1.12))])
+@pytest.mark.parametrize("stretch", [1, 900])
+def test_of_many_tokens(spec, stretch):
+    """Most near D = 0 and a few far: each label has the metrics of its tokens alone, in more than one part of them."""
+    generator, size = torch.Generator().manual_seed(3), 70_001
+    d = 0.02 * torch.randn(size, generator=generator)
+    d[::1700] *= 30.0
+    d[[5, 700]] = torch.tensor([30.0, -30.0])
+    ids = (torch.arange(size) // stretch) % 5 if stretch > 1 else torch.randint(5, (size,), generator=generator)
+    ids[40_000:] = 1
+    batch = rc.Batch(cu_seqlens=torch.tensor([0, 30_000, 30_001, 65_600, size]), labels={"label": rc.Labels(ids, 4)})
+    found = rc.correct(d, torch.zeros(size), batch, spec=spec).metrics(by="label")
+    assert found["label/tokens_outside"] == (ids == 4).sum()
+    for label in range(4):
+        x = d[ids == label]
+        alone = rc.correct(x, torch.zeros_like(x), cu_seqlens=torch.tensor([0, len(x)]), spec=spec).metrics()
+        mine = {key.removeprefix(f"label/{label}/"): x for key, x in found.items() if key.startswith(f"label/{label}/")}
+        assert len(mine) > 15 and mine == near({key: alone[key] for key in mine}, torch.float32)
+
+
+@pytest.mark.parametrize("turns", [None, "runs"])
+@pytest.mark.parametrize("weight", [None, rc.Weight.token(upper=1.2, outside="zero"), rc.Weight.product(lower=0.5)])
+def test_no_valid_token(weight, turns):
+    found = []
+    for rows in (2, 0):
+        ids = torch.zeros(rows, 3, dtype=torch.int64)
+        batch = rc.Batch(mask=X[:rows], turns=turns, labels={"label": rc.Labels(ids, NAMES)})
+        spec = rc.Spec(weight, (rc.Criterion("k3", upper=0.1),))
+        found.append(rc.correct(X[:rows], X[:rows], batch, spec=spec).metrics(by="label"))
+    assert found[0] == found[1] and set(found[0].values()) == {0.0}
+
+
+V, T = ValueError, TypeError
+
+
+def wrong(labels, **given):
+    return lambda: rc.correct(X, X, rc.Batch(labels=labels), **given)
+
+
+@pytest.mark.parametrize(
+    ("call", "kind", "message"),
+    [
+        (wrong({"e": rc.Labels(IDS)}), V, "labels['e'].names: expected a list of names or a count above 0, go"),
+        (wrong({"e": rc.Labels(names=2)}), T, "labels['e']: expected a tensor or a list of tensors, got NoneTyp"),
+        (wrong([IDS]), T, "labels: expected a mapping of names to rc.Labels(ids, names)"),
+        (wrong({"e": IDS}), T, "labels['e']: expected rc.Labels(ids, names)"),
+        (wrong({"e": rc.Labels(torch.zeros(3).long(), 2)}), V, "labels['e']: expected shape [2, 3] (per token), "
+         "[2] or [2, 1] (per sequence), got [3]"),
+        (wrong({"e": rc.Labels(IDS.float(), 2)}), V, "labels['e']: expected"),
+        (wrong({"e": rc.Labels((0, 1), 2)}), T, "labels['e']: expected a tensor or a list of tensors, got tuple"),
+        (wrong({"e": rc.Labels(IDS, 0)}), V, "labels['e'].names: expected a list of names or a count above 0, g"),
+        (wrong({"e": rc.Labels(IDS, ["a", "a"])}), V, "labels['e'].names: expected different names"),
+        (wrong({"e": rc.Labels(IDS, ["a/b"])}), V, "labels['e'].names: expected strings without '/'"),
+        (wrong({"a/b": rc.Labels(IDS, 2)}), V, "labels: expected names that are strings without '/' and '='"),
+        (wrong({"age": rc.Labels(names=2)}), V, "labels['age']: expected ids, or versions= to make ages of"),
+        (wrong({"advantage": rc.Labels()}), V, "labels['advantage']: expected ids, or advantages= of the call"),
+        (wrong({"advantage": rc.Labels(names=["a"])}, advantages=X), V, "labels['advantage'].names: expected "
+         "none without ids, got ['a']"),
+        (lambda: labeled().metrics(by="f"), V, "by: expected one of ['environment']"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_named(call, kind, message):
+    with pytest.raises(kind, match=re.escape(message)):
+        call()

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
-from itertools import chain
 
 import pytest
 import torch
@@ -97,42 +95,3 @@ def test_a_dry_run_keeps_everything():
         out = rc.correct(low + 1, low, mask=mask, spec=spec)
         loss = rc.policy_loss(low, torch.ones(2), rc.Batch(mask=mask), spec=spec, old_logp=low + 1, rollout_logp=low)
         assert out.nothing_kept == loss.nothing_kept == nothing
-
-
-@pytest.mark.parametrize(
-    ("weight", "key"),
-    [
-        (rc.Weight.token(upper=1.2), "weight"),
-        (rc.Weight.product(upper=1.2), "sequence_weight"),
-        (rc.Weight.geometric(upper=1.01), "sequence_weight"),
-        (rc.Weight.product(over="turn", upper=1.2), "turn_weight"),
-    ],
-    ids=["tokens", "sequences", "means", "turns"],
-)
-def test_percentiles_of_weights_are_those_of_sorted_ratios_and_merge(weight, key):
-    """Within an eighth of a ratio's logarithm; of a batch in two parts as of the whole."""
-    made = torch.Generator().manual_seed(3)
-    train, rollout = (-3.0 * torch.rand(60, 12, generator=made, dtype=torch.float64) for _ in range(2))
-    mask = torch.rand(60, 12, generator=made) < 0.7
-    mask[0] = False
-    spec = rc.Spec(weight, detail="full")
-
-    def found(rows):
-        batch = rc.Batch(mask=mask[rows], turns="runs" if weight.over == "turn" else None)
-        return rc.correct(train[rows], rollout[rows], batch, spec=spec).statistics
-
-    logs = []
-    for d, valid in zip((train - rollout).tolist(), mask.tolist(), strict=True):
-        turns = [[]]
-        for one, here in zip(d, valid, strict=True):
-            turns[-1].append(one) if here else turns.append([])
-        turns = {"turn": turns, "token": [[x] for turn in turns for x in turn]}.get(weight.over, [[*chain(*turns)]])
-        logs += [sum(turn) / (len(turn) if weight.reduce == "mean" else 1) for turn in turns if turn]
-    logs.sort()
-    whole, halves = found(slice(None)), found(slice(25)) + found(slice(25, None))
-    metrics = whole.metrics()
-    for percent in (1, 5, 25, 50, 75, 95, 99):
-        name = f"{key}_before_bounds_p{percent}"
-        wanted = logs[math.ceil(percent / 100 * len(logs)) - 1]
-        assert math.log(metrics[name]) == pytest.approx(wanted, rel=0.125, abs=1e-7), name
-        assert metrics[name] == halves.metrics()[name]

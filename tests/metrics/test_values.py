@@ -1,4 +1,4 @@
-"""Values of native metrics in full detail against the loops of the oracle, entropy included."""
+"""Metrics of an entropy, of the histogram and of single bits; all others are judged in test_random_calls.py."""
 
 from __future__ import annotations
 
@@ -8,28 +8,13 @@ import pytest
 import torch
 
 import rollout_corr as rc
-from builders.batches import check, compare_some, lay_out, random_sequences, spoil, wild
-from builders.rounding import margin, near
+from builders.batches import compare_some, lay_out, random_sequences
+from builders.rounding import margin
 from oracles import correction as oracle
 from oracles import metrics as oracle_metrics
 from rollout_corr.metrics import histogram
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-SPEC = rc.Spec(
-    rc.Weight.product(lower=0.9, upper=1.1), (rc.Criterion("k3", over="sequence", reduce="mean", upper=0.05),),
-    detail="full",
-)  # fmt: skip
-
-
-def test_of_a_correction():
-    """Of policies that are near, that are apart, beyond the clamp, and with tokens that are not finite."""
-    apart = random_sequences(1, (7, 0, 1, 40, 90), scale=0.6)
-    near, beyond, broken = random_sequences(0, (7, 0, 1, 40, 90), scale=0.02), wild(apart), spoil(apart, 0, share=1.0)
-    of_near, of_apart, of_beyond, of_broken = (check(x, SPEC)[0].metrics() for x in (near, apart, beyond, broken))
-    assert of_near["ratio_beyond_2_fraction"] == 0.0 < of_apart["ratio_beyond_2_fraction"]
-    assert of_near["tokens_clamped"] == of_near["tokens_nonfinite"] == 0
-    assert of_beyond["tokens_clamped"] > 0 < of_broken["tokens_nonfinite"]
 
 
 def test_of_an_entropy():
@@ -47,17 +32,6 @@ def test_of_an_entropy():
     assert wanted["tokens_entropy_nonfinite"] == 1
     got = {name: out.metrics()[name] for name in wanted}
     compare_some(got, wanted, rc.Spec(), margin(terms=100), "entropy")
-
-
-def test_of_turns_by_their_place():
-    """One sequence of four turns, the second without a token, and one of a single turn, which is a first one."""
-    d = torch.tensor([[0.1, 0.1, 0.2, 0.2, 0.4, 0.4], [0.8, 0.8, 0.8, 0.0, 0.0, 0.0]], dtype=torch.float64)
-    mask = torch.tensor([[1, 1, 1, 1, 1, 1], [1, 1, 1, 0, 0, 0]])
-    batch = rc.Batch(mask=mask, turns=torch.tensor([0, 2, 2, 4, 6, 12]))
-    metrics = rc.correct(d - 1.0, torch.full_like(d, -1.0), batch, spec=rc.Spec(turns=True)).metrics()
-    wanted = {"first": (2 * 0.1 + 3 * 0.8) / 5, "middle": 0.2, "last": 0.4}
-    found = {place: metrics[f"{place}_turn_token_logratio_abs_mean"] for place in wanted}
-    assert found == near(wanted) and metrics["turns"] == 4
 
 
 def test_bins_meet_and_exact_zeros_of_either_sign_stand_between_them():
