@@ -23,7 +23,7 @@ class SlotTables(NamedTuple):
 
     counts: tl.tensor  # int32; int64 by sequence
     integers: tl.tensor  # int64
-    floats: tl.tensor  # the dtype that computes; float64 by sequence
+    floats: tl.tensor  # float32; float64 by sequence
     peaks: tl.tensor  # int32 or int64, keys of floats
 
 
@@ -223,9 +223,7 @@ def plain(totals: UnitTotals, PLAN: tl.constexpr, name: tl.constexpr):
 @triton.jit
 def exact(totals: UnitTotals, PLAN: tl.constexpr, name: tl.constexpr, OF_D: tl.constexpr):
     """Return a sum that decides: [SEQUENCES] float64. Sums of D are on one grid, others in two limbs."""
-    if PLAN.double:
-        x = plain(totals, PLAN, name)
-    elif OF_D:
+    if OF_D:
         x = integer(totals, PLAN, name).to(tl.float64) / GRID_OF_D
     else:
         fraction = integer(totals, PLAN, named(name, "fraction")).to(tl.float64) / GRID_OF_FRACTION

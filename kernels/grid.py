@@ -54,36 +54,32 @@ class Cut:
     warp: int  # threads of a program that passes over tokens
 
 
-_CUTS: dict[tuple[int, int, bool, bool, bool, bool, int], Cut] = registered({})
+_CUTS: dict[tuple[int, int, bool, bool, bool, int], Cut] = registered({})
 
 
 def cut_for(
-    tokens: int, sequences: int, element: int, unit: bool, aligned: bool, loose: bool = False, two_tokens: bool = False,
-    warp: int = 32,
-) -> Cut:  # fmt: skip
+    tokens: int, sequences: int, element: int, unit: bool, aligned: bool, loose: bool = False, warp: int = 32
+) -> Cut:
     """Choose the shape for a batch from its sizes, and its tiling; see `grid_for` for the others."""
     mean = tokens // (sequences or 1)
     for one in SHAPES:
         least, shape = one
         if mean >= least:
             break
-    key = (least, element, unit, aligned, loose, two_tokens, warp)
+    key = (least, element, unit, aligned, loose, warp)
     found = _CUTS.get(key)
     if found is None or found.shape is not shape:
-        tiling = _tiling(shape, element, unit, aligned, loose, two_tokens)
+        tiling = _tiling(shape, element, unit, aligned, loose)
         found = _CUTS[key] = Cut(shape, tiling.for_warps_of(warp), warp)
     return found
 
 
-def _tiling(shape: Shape, element: int, unit: bool, aligned: bool, loose: bool, two_tokens: bool) -> Tiling:
-    """Divide a step: a thread loads 16 bytes at a time, and at most 4 log-probs.
-
-    two_tokens: A thread has 2 tokens, whose values are all float64, in as many registers as 4 of float32.
-    """
+def _tiling(shape: Shape, element: int, unit: bool, aligned: bool, loose: bool) -> Tiling:
+    """Divide a step: a thread loads 16 bytes at a time, and at most 4 log-probs."""
     # 4 tokens of a thread at a time: 8 take twice the registers (metrics 138 for 96, PPO 153 for 108), and 2 % less
     # instructions where sequences are long.
     vec = 1 if loose else min(16 // element, 4, shape.tile)
-    parts = max(1, min(shape.parts, (2 if two_tokens else 4) // vec, shape.tile // (shape.lanes * vec)))
+    parts = max(1, min(shape.parts, 4 // vec, shape.tile // (shape.lanes * vec)))
     return Tiling(parts, min(shape.lanes, shape.tile // vec), vec, unit, aligned)
 
 
@@ -121,14 +117,13 @@ class Grid:
     contiguous: bool  # all tensors that are read with strides of their own are
 
 
-def tile_for(tokens: int, shape: Shape, double: bool) -> int:
+def tile_for(tokens: int, shape: Shape) -> int:
     """Choose the tokens of a tile: 2^this many, by the size of the batch.
 
-    Integers add up to the same sums whatever the tile. In float64 sums that decide are plain ones, so there it is
-    always the largest.
+    Integers add up to the same sums whatever the tile.
     """
     most = shape.tile.bit_length() - 1
-    if double or not shape.least:
+    if not shape.least:
         return most
     return min(max((tokens // PROGRAMS - 1).bit_length(), shape.least.bit_length() - 1), most)
 
@@ -152,14 +147,11 @@ SIZES = (
 sizes_of = attrgetter(*SIZES)
 
 
-def grid_for(
-    sequences: int, width: int | None, tensors: Sequence[Tensor], element: int, double: bool = False,
-    independent: bool = False,
-) -> Grid:  # fmt: skip
+def grid_for(sequences: int, width: int | None, tensors: Sequence[Tensor], element: int) -> Grid:
     """Divide a batch from its metadata.
 
     `tensors` are all per-token tensors that are read with strides of their own, `element` the bytes of the smallest
-    log-prob. What is written of an `independent` token depends on no sum: in float64 sums depend on the division.
+    log-prob.
     """
     first = tensors[0]
     tokens = first.numel()
@@ -168,24 +160,19 @@ def grid_for(
         unit, aligned = True, reduce(or_, map(Tensor.data_ptr, tensors)) & 15 == 0
     else:
         unit, aligned = _reads_of(tensors, width is None)
-    warp, two_tokens = warp_size(first.device), double and independent
-    if width is None:
-        cut = cut_for(tokens, sequences, element, unit, aligned, False, two_tokens, warp)
-    else:
+    if width is not None:
         aligned = aligned and not (width & 15 and sequences > 1)
-        # Where no access to a row is known to be aligned Triton gives neighbors to different threads, which would
-        # exchange every sum over neighbors. Outputs of a packed batch are; plain sums of float64 that decide anything
-        # keep their order.
-        cut = cut_for(
-            tokens, sequences, element, unit, aligned, not aligned and (two_tokens or not double), two_tokens, warp
-        )
-    return divided(cut, tokens, sequences, width, contiguous, double)
+    # Where no access to a row is known to be aligned Triton gives neighbors to different threads, which would exchange
+    # every sum over neighbors. Outputs of a packed batch are.
+    loose = width is not None and not aligned
+    cut = cut_for(tokens, sequences, element, unit, aligned, loose, warp_size(first.device))
+    return divided(cut, tokens, sequences, width, contiguous)
 
 
 @cached(maxsize=1024)
-def divided(cut: Cut, tokens: int, sequences: int, width: int | None, contiguous: bool, double: bool) -> Grid:
+def divided(cut: Cut, tokens: int, sequences: int, width: int | None, contiguous: bool) -> Grid:
     """Divide by a cut. What `correct` finds, `policy_loss` on the same batch finds again."""
-    shape, bits = cut.shape, tile_for(tokens, cut.shape, double)
+    shape, bits = cut.shape, tile_for(tokens, cut.shape)
     tile = 1 << bits
     if width is None:
         of_row, owners = 0, sequences + 2

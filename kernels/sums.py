@@ -108,7 +108,7 @@ def is_count(plan: Tables, place: int) -> bool:
 @triton.constexpr_function
 def counts_probabilities(plan: Tables) -> bool:
     """Return whether probabilities - 1 are integers: of float32 they are multiples of 2^-24, unless one may be NaN."""
-    return not plan.double and plan.nonfinite != "propagate"
+    return plan.nonfinite != "propagate"
 
 
 @triton.constexpr_function
@@ -144,9 +144,8 @@ def kind_of(plan: Tables, place: int) -> tl.dtype:
     if table == "integers":
         return tl.int64
     if plan.nonfinite == "propagate" if table == "token_maxima" or is_of_loss(plan, place) else table == "peaks":
-        return tl.int64 if plan.double else tl.int32
-    wide = plan.double or (table == "token_sums" and is_wide(plan, place))
-    return tl.float64 if wide else tl.float32
+        return tl.int32
+    return tl.float64 if table == "token_sums" and is_wide(plan, place) else tl.float32
 
 
 @triton.constexpr_function
@@ -155,8 +154,7 @@ def start_of(plan: Tables, place: int) -> float:
     if not is_extremum(plan, place):
         return 0
     # Of keys that of -inf. The smallest integer is the key of a NaN, and a program may skip every step.
-    kind = kind_of(plan, place)
-    return float("-inf") if kind.is_floating() else -0x7F800001 if kind == tl.int32 else -0x7FF0000000000001
+    return float("-inf") if kind_of(plan, place).is_floating() else -0x7F800001
 
 
 # --- one step ---
@@ -222,33 +220,27 @@ def count_of(kept: tl.tuple, place: tl.constexpr, PLAN: tl.constexpr):
 
 @triton.jit
 def record_sum(found: tl.tuple, PLAN: tl.constexpr, name: tl.constexpr, x) -> tl.tuple:
-    """Sum D or something bounded like it: saturated and exact on D's grid; plainly in float64."""
+    """Sum D or something bounded like it: saturated and exact on D's grid."""
     saturated = x
     if has(PLAN, "floats", named(name, "rest")):
         saturated = tl.where(is_finite(x), x, 0.0)
         found = record(found, PLAN, "floats", named(name, "rest"), x - saturated)
     saturated = tl.minimum(tl.maximum(saturated, -LARGEST_D), LARGEST_D)
-    if PLAN.double:
-        return record(found, PLAN, "floats", name, saturated)
-    else:
-        return record(found, PLAN, "integers", name, to_grid(saturated, GRID_OF_D))
+    return record(found, PLAN, "integers", name, to_grid(saturated, GRID_OF_D))
 
 
 @triton.jit
 def record_statistic(found: tl.tuple, PLAN: tl.constexpr, name: tl.constexpr, x) -> tl.tuple:
-    """Sum another statistic: saturated and exact in two limbs; plainly in float64."""
+    """Sum another statistic: saturated and exact in two limbs."""
     saturated = x
     if has(PLAN, "floats", named(name, "rest")):
         saturated = tl.where(is_finite(x), x, 0.0)
         found = record(found, PLAN, "floats", named(name, "rest"), x - saturated)
     saturated = tl.minimum(tl.maximum(saturated, -LARGEST_STATISTIC), LARGEST_STATISTIC)
-    if PLAN.double:
-        return record(found, PLAN, "floats", name, saturated)
-    else:
-        units = saturated.to(tl.int64)
-        found = record(found, PLAN, "integers", name, units)
-        fraction = to_grid(saturated - units.to(saturated.dtype), GRID_OF_FRACTION)
-        return record(found, PLAN, "integers", named(name, "fraction"), fraction)
+    units = saturated.to(tl.int64)
+    found = record(found, PLAN, "integers", name, units)
+    fraction = to_grid(saturated - units.to(saturated.dtype), GRID_OF_FRACTION)
+    return record(found, PLAN, "integers", named(name, "fraction"), fraction)
 
 
 @triton.jit

@@ -29,7 +29,6 @@ class Tables:
     sequence_sums: tuple[str, ...] = ()  # of programs over sequences
     sequence_maxima: tuple[str, ...] = ()
     full: bool = False  # a histogram is kept behind the columns
-    double: bool  # float64 computes
     packed: bool  # sequences by offsets, not as rows
     masked: bool  # a mask is given
     nonfinite: str  # `Spec.nonfinite`, or the loss's
@@ -120,12 +119,6 @@ def of_criterion(side: str, i: int) -> str:
 def class_name(i: int) -> str:
     """Name the i-th class of tokens; see CLASSES."""
     return CLASSES[i]
-
-
-@triton.constexpr_function
-def real(plan: Tables) -> tl.dtype:
-    """Choose the dtype that computes."""
-    return tl.float64 if plan.double else tl.float32
 
 
 @triton.constexpr_function

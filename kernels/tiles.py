@@ -205,10 +205,7 @@ def zeros_by(x):
     A loop carries a tensor by the layout it begins with, and constants have another: what such a loop gives would go
     through shared memory. Not a constant to Triton, this is one to LLVM.
     """
-    if x.dtype == tl.float64:
-        return ((x.to(tl.int64, bitcast=True) & 1) >> 1).to(tl.int32)
-    else:
-        return (x.to(tl.int32, bitcast=True) & 1) >> 1
+    return (x.to(tl.int32, bitcast=True) & 1) >> 1
 
 
 @triton.jit

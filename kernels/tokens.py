@@ -11,7 +11,7 @@ import math
 import triton
 import triton.language as tl
 
-from .tables import named, number, real
+from .tables import named, number
 
 GRID_OF_D = tl.constexpr(2.0**28)
 LARGEST_D = tl.constexpr(2.0**10)
@@ -42,34 +42,26 @@ def limited(x, low, high, PLAN: tl.constexpr):
 
 
 @triton.jit
-def exponential(x, PLAN: tl.constexpr) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+def exponential(x) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
     """Compute e^x, e^x - 1 and e^x - 1 - x for |x| <= 60, without cancellation.
 
     The device's own exponential rounds x * log2(e), which costs a relative 1e-6 at |x| = 20.
     """
-    if PLAN.double:
-        e = tl.exp(x)
-        k3 = k3_of(x, e)
-        return e, x + k3, k3
-    else:
-        twos, power, rest, factor = powers(x)
-        square = rest * rest
-        grown = tl.fma(factor, square, rest)
-        power = power.to(tl.float32, bitcast=True)
-        minus_one = tl.fma(power, grown, power - 1.0)
-        return tl.fma(power, grown, power), minus_one, tl.where(twos == 0.0, factor * square, minus_one - x)
+    twos, power, rest, factor = powers(x)
+    square = rest * rest
+    grown = tl.fma(factor, square, rest)
+    power = power.to(tl.float32, bitcast=True)
+    minus_one = tl.fma(power, grown, power - 1.0)
+    return tl.fma(power, grown, power), minus_one, tl.where(twos == 0.0, factor * square, minus_one - x)
 
 
 @triton.jit
 def k3_in_full(d, PLAN: tl.constexpr):
     """Compute k3 without any clamp: infinite where e^D is."""
-    if PLAN.double:
-        return k3_of(d, tl.exp(d))
-    else:
-        # The square of e^(D/2), because `exponential` ends where float32 does.
-        root, _, _ = exponential(limited(0.5 * d, -60.0, 60.0, PLAN), PLAN)
-        _, _, of_small_d = exponential(limited(d, -1.0, 1.0, PLAN), PLAN)
-        return tl.where(tl.abs(d) <= 1.0, of_small_d, root * root - 1.0 - d)
+    # The square of e^(D/2), because `exponential` ends where float32 does.
+    root, _, _ = exponential(limited(0.5 * d, -60.0, 60.0, PLAN))
+    _, _, of_small_d = exponential(limited(d, -1.0, 1.0, PLAN))
+    return tl.where(tl.abs(d) <= 1.0, of_small_d, root * root - 1.0 - d)
 
 
 @triton.jit
@@ -130,7 +122,7 @@ def probability(logp):
 @triton.jit
 def complement(logp, PLAN: tl.constexpr):
     """Compute 1 - exp of a log-prob without cancellation."""
-    _, minus_one, _ = exponential(limited(logp, -60.0, 0.0, PLAN), PLAN)
+    _, minus_one, _ = exponential(limited(logp, -60.0, 0.0, PLAN))
     return -minus_one
 
 
@@ -153,9 +145,9 @@ def is_finite(x):
 def over_kept_set(logp, base, mass, PLAN: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
     """Subtract the log of the mass that truncated sampling kept from log-probs that are not over the kept set yet."""
     if PLAN.mass == "train":
-        logp = logp - mass.to(real(PLAN))
+        logp = logp - mass.to(tl.float32)
     elif PLAN.mass == "rollout":
-        base = base - mass.to(real(PLAN))
+        base = base - mass.to(tl.float32)
     return logp, base
 
 

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from .. import tiles
-from ..tables import real, size
+from ..tables import size
 from ..tiles import Extents, PerToken, contiguous, either, load_step, places_of, pointers_to, store_step
 from ..tokens import over_kept_set
 from .criteria import selected
@@ -25,7 +25,7 @@ from .units import REJECTED, WEIGHTLESS, thinning_bit
 @triton.jit
 def thinned_tokens(step: Step, b_states, context: Context, PLAN: tl.constexpr, TILING: tl.constexpr):
     """Find the tokens that failed criteria of their sequence drop one by one."""
-    b_train, b_rollout = step.train.to(real(PLAN)), step.rollout.to(real(PLAN))
+    b_train, b_rollout = step.train.to(tl.float32), step.rollout.to(tl.float32)
     pair = compare(*over_kept_set(b_train, b_rollout, step.mass, PLAN), step.valid, PLAN)
     b_advantage = advantage_of(context, pair.d, PLAN, TILING)
     m_lost = b_states < 0

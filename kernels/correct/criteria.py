@@ -73,13 +73,13 @@ def statistic(pair: Pair, measured, external, numbers: tl.tuple, CRITERION: tl.c
         x = tl.abs(probability(logp) - probability(base))
     elif CRITERION.stat == "ratio_error":
         clamp = number(numbers, PLAN, "clamp").to(d.dtype)
-        x, _, _ = exponential(tl.abs(limited(x, -clamp, clamp, PLAN)), PLAN)
+        x, _, _ = exponential(tl.abs(limited(x, -clamp, clamp, PLAN)))
     elif CRITERION.stat == "k3" or CRITERION.stat == "k3_reverse" or CRITERION.stat == "ratio_deviation":
         clamp = number(numbers, PLAN, "clamp").to(d.dtype)
         x = limited(x, -clamp, clamp, PLAN)
         if CRITERION.stat == "k3_reverse":
             x = -x
-        _, excess, k3 = exponential(x, PLAN)
+        _, excess, k3 = exponential(x)
         x = tl.abs(excess) if CRITERION.stat == "ratio_deviation" else k3
     elif CRITERION.stat != "ratio":
         eps = number(numbers, PLAN, named(CRITERION.index, "eps")).to(d.dtype)
@@ -103,7 +103,7 @@ def statistic_of_extremum(x, numbers: tl.tuple, CRITERION: tl.constexpr, PLAN: t
         x = 0.5 * (x * x)
     elif CRITERION.stat == "ratio_error":
         clamp = number(numbers, PLAN, "clamp").to(x.dtype)
-        x, _, _ = exponential(tl.where(x > clamp, clamp, x), PLAN)
+        x, _, _ = exponential(tl.where(x > clamp, clamp, x))
     return x
 
 
@@ -150,7 +150,7 @@ def test_tokens(found: tl.tuple, pair: Pair, advantage, external, dropped, numbe
     if CRITERION.stat == "ratio":
         clamp = number(numbers, PLAN, "clamp").to(d.dtype)
         # Sums are around 1, ends are not.
-        end, value, _ = exponential(limited(value, -clamp, clamp, PLAN), PLAN)
+        end, value, _ = exponential(limited(value, -clamp, clamp, PLAN))
     if CRITERION.may_be_nan:
         among = among & is_finite(value)
         found = record(found, PLAN, "counts", named(CRITERION.index, "counted"), among)

@@ -32,7 +32,7 @@ import triton.language as tl
 from .. import gather, partials, tiles
 from ..gather import Units, UnitTotals, integer
 from ..partials import Partials, add, entry
-from ..tables import at, kept_of, named, number, of_pair, real, size, thresholds
+from ..tables import at, kept_of, named, number, of_pair, size, thresholds
 from ..tiles import Extents, edge, either
 from ..tokens import exponential, limited
 from . import measures
@@ -299,7 +299,7 @@ def weight_at(k: tl.constexpr, extremum, other, numbers: tl.tuple, PLAN: tl.cons
 
     One that becomes 0 outside its bounds does not: of it only the ratio before them is derived.
     """
-    extremum = extremum.to(real(PLAN))
+    extremum = extremum.to(tl.float32)
     none = extremum == float("-inf")
     if PLAN.nonfinite == "propagate":
         # An infinite D is the extremum of one side alone; where there is no token both are -inf.
@@ -307,7 +307,7 @@ def weight_at(k: tl.constexpr, extremum, other, numbers: tl.tuple, PLAN: tl.cons
     d = -extremum if k % 2 else extremum
     clamp = number(numbers, PLAN, "clamp").to(d.dtype)
     log_ratio = limited(d, -clamp, clamp, PLAN)
-    e, excess, k3 = exponential(log_ratio, PLAN)
+    e, excess, k3 = exponential(log_ratio)
     weights = weight_of(Ratio(log_ratio, e, excess, k3), numbers, PLAN)
     weight = weights.ratio if k < 2 else weights.weight
     return tl.where(none, extremum, -weight if k % 2 else weight)

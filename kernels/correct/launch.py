@@ -50,7 +50,7 @@ class TableBuffers:
     counts: Tensor  # int64
     integers: Tensor | None  # int64
     floats: Tensor  # float64
-    peaks: Tensor | None  # int32 or int64: floats as integers of the same order
+    peaks: Tensor | None  # int32: floats as integers of the same order
 
 
 @dataclass
@@ -89,12 +89,9 @@ class CorrectOperation(Operation):
         externals: tuple[torch.dtype | None, ...], per_sequence: bool, mass_of_rollout: bool,
         versions_of_sequences: bool, packed: bool, split: bool, leaves: bool = False,
     ) -> None:  # fmt: skip
-        train, rollout, mask, offsets, advantages, log_mass, versions = dtypes
-        assert train is not None and rollout is not None
-        self.kind = torch.promote_types(torch.promote_types(train, rollout), torch.float32)
+        _, _, mask, offsets, advantages, log_mass, versions = dtypes
         self.plan = plan = plan_of(
             spec,
-            double=self.kind == torch.float64,
             packed=offsets is not None,
             masked=mask is not None,
             advantages=None if advantages is None else ("sequence" if per_sequence else "token"),
@@ -112,7 +109,7 @@ class CorrectOperation(Operation):
         # Those of ages are handed out apart.
         self.ages = len(plan.age_sums) + len(plan.age_maxima)
         self.statistics = sums + maxima - self.ages
-        self.numbers = upload_of(tuple(numbers_of(spec, plan.double).values()), device)
+        self.numbers = upload_of(tuple(numbers_of(spec).values()), device)
         # `decide` does not read the advantages of tokens, whose dtype would be part of its compile key.
         unread = {"advantages": None} if plan.advantages == "token" else {}
         gathered = {table: f"{table}_out" for table in BY_OWNER} | {"slots": "unit_count"} if split else {}
@@ -127,10 +124,10 @@ class CorrectOperation(Operation):
         sites.append(Site(decide_kernel, deciding, {"PLAN": plan, "BY_OWNER": split} | unread, gathered))
         if plan.applies:
             sites.append(Site(apply_kernel, over_tokens, {"PLAN": plan}))
-        super().__init__(sites, tables_of(plan, self.kind), STRIDED)
+        super().__init__(sites, tables_of(plan), STRIDED)
 
 
-def tables_of(plan: Plan, kind: torch.dtype) -> list[Table]:
+def tables_of(plan: Plan) -> list[Table]:
     """List the tables of a plan. Those of programs over sequences are [rows, columns] to the kernels.
 
     The counter is the first of its table.
@@ -138,14 +135,14 @@ def tables_of(plan: Plan, kind: torch.dtype) -> list[Table]:
     return [
         Table("counts", "slots", len(plan.counts), torch.int32),
         Table("integers", "slots", len(plan.integers), torch.int64),
-        Table("floats", "slots", len(plan.floats), kind),
-        Table("peaks", "slots", len(plan.peaks), torch.int64 if plan.double else torch.int32),
+        Table("floats", "slots", len(plan.floats), torch.float32),
+        Table("peaks", "slots", len(plan.peaks), torch.int32),
         *tables_of_partials(len(plan.token_sums), kept_of(plan, "token_maxima")),
         Table("sequence_sums", "sequence_rows", len(plan.sequence_sums), torch.float64),
         Table("sequence_maxima", "sequence_rows", len(plan.sequence_maxima), torch.float64),
         Table("counter", "sequence_rows", None, torch.int32),
         Table("states", "sequences", None if plan.applies else 0, torch.int32),  # bits; see units.py
-        Table("sequence_weights", "sequences", None if plan.spreads and plan.applies else 0, kind),
+        Table("sequence_weights", "sequences", None if plan.spreads and plan.applies else 0, torch.float32),
     ]
 
 
@@ -194,15 +191,15 @@ def prepare(
     plan = operation.plan
     strided = (train, rollout) if mask is None else (train, rollout, mask)
     sequences, width = train.shape if offsets is None else (offsets.shape[0] - 1, None)
-    grid = grid_for(sequences, width, strided, min(train.element_size(), rollout.element_size()), plan.double)
+    grid = grid_for(sequences, width, strided, min(train.element_size(), rollout.element_size()))
     if within is not None:
         grid = of_units(grid, count)
     weights, mask_out = out if turns is None else [None if x is None else x.reshape(-1) for x in out]
     histogram, by_owner = None, None
     states = torch.empty(count, dtype=torch.int32, device=device) if leaves else None
-    of_sequences = torch.empty(count, dtype=operation.kind, device=device) if leaves and plan.spreads else None
+    of_sequences = torch.empty(count, dtype=torch.float32, device=device) if leaves and plan.spreads else None
     if plan.writes_weights and weights is None and not leaves:
-        weights = torch.empty(*train.shape, dtype=operation.kind, device=device)
+        weights = torch.empty(*train.shape, dtype=torch.float32, device=device)
     if plan.writes_mask and mask_out is None:
         mask_out = torch.empty(*train.shape, dtype=torch.bool if mask is None else mask.dtype, device=device)
     if plan.full:
@@ -251,10 +248,9 @@ def _by_owner(plan: Plan, many: int, device: torch.device) -> TableBuffers:
     def table(columns: tuple[str, ...], dtype: torch.dtype) -> Tensor:
         return torch.empty((len(columns), many), dtype=dtype, device=device)
 
-    keys = torch.int64 if plan.double else torch.int32
     return TableBuffers(
         counts=table(plan.counts, torch.int64),
         integers=table(plan.integers, torch.int64) if plan.integers else None,
         floats=table(plan.floats, torch.float64),
-        peaks=table(plan.peaks, keys) if plan.peaks else None,
+        peaks=table(plan.peaks, torch.int32) if plan.peaks else None,
     )

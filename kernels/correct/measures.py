@@ -197,7 +197,7 @@ def weight_of(ratio: Ratio, numbers: tl.tuple, PLAN: tl.constexpr) -> TokenWeigh
     if PLAN.token_clamp:
         most = number(numbers, PLAN, "token_clamp").to(log_ratio.dtype)
         log_ratio = limited(log_ratio, -most, most, PLAN)
-        e, excess, _ = exponential(log_ratio, PLAN)
+        e, excess, _ = exponential(log_ratio)
     weight_excess, weight = bound(log_ratio, excess, e, numbers, PLAN)
     return TokenWeights(log_ratio, excess, e, weight_excess, weight)
 

@@ -135,7 +135,7 @@ def k3_beyond(d, clamp, PLAN: tl.constexpr):
     some = tl.max(tl.max(tl.max(beyond.to(tl.int32), 2), 0), 0)
     more = tl.full((d.shape[1],), 0.0, d.dtype)
     if some > 0:
-        _, _, k3 = exponential(limited(d, -clamp, clamp, PLAN), PLAN)
+        _, _, k3 = exponential(limited(d, -clamp, clamp, PLAN))
         more = tl.sum(tl.sum(tl.where(beyond, k3_in_full(d, PLAN) - k3, 0.0), 2), 0)
     return more
 
@@ -182,7 +182,7 @@ def report_token_weights(found: tl.tuple, measured, among, ratio: Ratio, numbers
     if PLAN.token_clamp:
         most = number(numbers, PLAN, "token_clamp").to(log_ratio.dtype)
         log_ratio = limited(log_ratio, -most, most, PLAN)
-        e, excess, _ = exponential(log_ratio, PLAN)
+        e, excess, _ = exponential(log_ratio)
     found = count_tokens(found, PLAN, "verl/tokens_below", below(log_ratio, measured, numbers, PLAN, "verl/log/token"))
     if has(PLAN, "schemes", "xtuner"):
         clamped = tl.where(measured, between(excess, 1.0, numbers, PLAN, "xtuner/ratio"), 0.0)

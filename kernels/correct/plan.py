@@ -123,7 +123,7 @@ class Plan(Tables):
         """
         criterion_count, columns = len(self.criteria) * (1 if self.advantages is None else 2), len(self.recorded)
         light = not self.packed and columns < LIGHT
-        if light or self.double or criterion_count > MOST_CRITERIA:
+        if light or criterion_count > MOST_CRITERIA:
             return None
         if self.full and not self.packed:
             # With all columns 168 spill 72 bytes on sm_80; with few 120 are taken without a cap.

@@ -21,7 +21,7 @@ from .plan import Plan, PlannedCriterion, pairs_of
 
 
 @cached(maxsize=256)
-def plan_of(spec: Spec, *, double: bool, advantages: str | None, ages: str | None = None, **of_batch: Any) -> Plan:
+def plan_of(spec: Spec, *, advantages: str | None, ages: str | None = None, **of_batch: Any) -> Plan:
     """Make the plan of a Spec for one kind of batch, whose further fields follow from what it has and is to get back.
 
     Advantages, and versions from which ages are computed, are per "token", per "sequence" or None.
@@ -41,7 +41,6 @@ def plan_of(spec: Spec, *, double: bool, advantages: str | None, ages: str | Non
         nonfinite=spec.nonfinite,
         kept=spec.sums_over == "kept" and any(criterion.over == "token" for criterion in criteria),
         full=spec.detail == "full",
-        double=double,
         advantages=advantages if any(each.when != "any" for each in criteria) else None,
         externals=1 + max((criterion.external for criterion in criteria), default=-1),
         schemes=tuple(name for name in spec.report if name != "native"),
@@ -56,7 +55,7 @@ def plan_of(spec: Spec, *, double: bool, advantages: str | None, ages: str | Non
     tables = columns_of(spec, indices(spec))._asdict() | _slot_tables(plan) | _turn_columns(spec, plan)
     tables["token_sums"] += plan.age_sums
     tables["token_maxima"] += plan.age_maxima
-    plan = replace(plan, **tables, numbers=tuple(numbers_of(spec, double)))
+    plan = replace(plan, **tables, numbers=tuple(numbers_of(spec)))
     return replace(plan, same_numbers=same_numbers(plan))
 
 
@@ -115,7 +114,7 @@ def _slot_tables(plan: Plan) -> dict[str, tuple[str, ...]]:
         *["abs_d", "k3"] * plan.turns,
     ]
     for name, _, poisoned in exact:
-        floats += [name] * plan.double + [f"{name}/rest"] * poisoned
+        floats += [f"{name}/rest"] * poisoned
 
     counts = ["valid", "nonfinite", "differing"]
     counts += ["survivors"] * plan.kept
@@ -130,7 +129,7 @@ def _slot_tables(plan: Plan) -> dict[str, tuple[str, ...]]:
     peaks = [f"{each.index}/peak" for each in plan.criteria if not each.per_token and each.sum is None]
     return {
         "counts": (*counts, *of_peers.counts),
-        "integers": () if plan.double else tuple(limbs),
+        "integers": tuple(limbs),
         "floats": (*floats, *of_peers.floats),
         "peaks": tuple(peaks),
     }
@@ -165,25 +164,25 @@ def indices(spec: Spec) -> list[str]:
     return [str(i) for i in range(len(spec.criteria))]
 
 
-def numbers_of(spec: Spec, double: bool) -> dict[str, float]:
+def numbers_of(spec: Spec) -> dict[str, float]:
     """The thresholds by name, rounded so that a float32 compared with one is compared with the threshold itself."""
     numbers = {"clamp": spec.clamp}
     if spec.weight is not None:
         weight = spec.weight
-        rounds = weight.over == "token" and not double
+        rounds = weight.over == "token"
         numbers |= {"lower": _low(weight.low), "upper": _high(weight.high)}
         numbers |= _interval("log", log_bound(weight.low), log_bound(weight.high), rounds)
         if weight.token_clamp is not None:
             numbers["token_clamp"] = weight.token_clamp
     for i, criterion in enumerate(spec.criteria):
-        cut, rounds = threshold_of(criterion), criterion.over == "token" and not double
+        cut, rounds = threshold_of(criterion), criterion.over == "token"
         numbers |= _interval(f"{i}", cut.lower, cut.upper, rounds)
         if cut.hole is not None:
             hole = _interval(f"{i}/hole", cut.hole[1], cut.hole[0], rounds)
             numbers |= hole
         numbers |= _settings(f"{i}", criterion)
     for name, sides in peers.intervals(spec, indices(spec)).items():
-        numbers |= _closed_sides(name, *sides, False) | _closed_sides(f"{name}/token", *sides, not double)
+        numbers |= _closed_sides(name, *sides, False) | _closed_sides(f"{name}/token", *sides, True)
     return numbers
 
 

@@ -13,7 +13,7 @@ import triton.language as tl
 
 from .. import partials, sums, tiles
 from ..sums import record, record_statistic, record_sum
-from ..tables import class_name, has, named, number, of_pair, real, size, thresholds
+from ..tables import class_name, has, named, number, of_pair, size, thresholds
 from ..tiles import Extents, PerToken, Tiling, contiguous, either, store_step
 from ..tokens import exponential, is_finite, limited, over_kept_set
 from . import steps
@@ -43,7 +43,7 @@ def correct_tokens(found: tl.tuple, step: Step, b_new, b_advantage, b_age, conte
         PLAN, TILING: The plan and the tiling.
     """
     numbers = context.numbers
-    b_train, b_rollout = step.train.to(real(PLAN)), step.rollout.to(real(PLAN))
+    b_train, b_rollout = step.train.to(tl.float32), step.rollout.to(tl.float32)
     m_valid = step.valid
     if PLAN.masked:
         found = record(found, PLAN, "counts", "valid", m_valid)
@@ -64,7 +64,7 @@ def correct_tokens(found: tl.tuple, step: Step, b_new, b_advantage, b_age, conte
     if has(PLAN, "floats", "d_beyond"):
         b_k3_more = k3_beyond(pair.d, clamp, PLAN)
     b_log_ratio = limited(pair.d, -clamp, clamp, PLAN)
-    b_e, b_excess, b_k3 = exponential(b_log_ratio, PLAN)
+    b_e, b_excess, b_k3 = exponential(b_log_ratio)
     ratio = Ratio(b_log_ratio, b_e, b_excess, b_k3)
     found = record(found, PLAN, "floats", "train", pair.logp)
     found = record(found, PLAN, "floats", "rollout", pair.base)
@@ -108,7 +108,7 @@ def correct_tokens(found: tl.tuple, step: Step, b_new, b_advantage, b_age, conte
 @triton.jit
 def read_step(step: Step, context: Context, PLAN: tl.constexpr, TILING: tl.constexpr):
     """Measure and test a step; return what was found, and the weights and the mask to write, if they are written."""
-    b_like, found = step.train.to(real(PLAN)), sums.nothing(PLAN)
+    b_like, found = step.train.to(tl.float32), sums.nothing(PLAN)
     b_advantage, b_age = steps.advantage_of(context, b_like, PLAN, TILING), steps.age_of(context, b_like, PLAN, TILING)
     b_new = b_like
     if PLAN.ages is not None:
@@ -214,10 +214,10 @@ def moves(plan: Plan, tiling: Tiling) -> bool:
     """Return whether LLVM may move operations on a step's values to their use; else a branch prevents it.
 
     Sums over the tokens kept of packed sequences would go through the loop over sequences on NVIDIA, in registers that
-    spill up to 28 bytes. Nothing moves out of a branch, which only a tile without tokens does not take. Of float64
-    they spill 72 with branches; AMD's threads have twice the registers, and take more with branches.
+    spill up to 28 bytes. Nothing moves out of a branch, which only a tile without tokens does not take. AMD's
+    threads have twice the registers, and take more with branches.
     """
-    waits = plan.packed and plan.kept and plan.weighs in (None, "token") and not plan.double
+    waits = plan.packed and plan.kept and plan.weighs in (None, "token")
     return tiling.lanes > 32 or not waits
 
 
@@ -231,7 +231,7 @@ def loads_ahead(plan: Plan) -> bool:
 
     Only where registers allow, and where no mask, whose loads would have to be ahead too, decides first.
     """
-    return plan.packed and not plan.masked and not plan.double and len(plan.recorded) <= MOST_AHEAD
+    return plan.packed and not plan.masked and len(plan.recorded) <= MOST_AHEAD
 
 
 @tiles.launched
@@ -283,7 +283,7 @@ def read_kernel(
                 found, _ = take_step(b_train, b_rollout, inputs, b_marks, p_weights, p_mask_out, context, PLAN, TILING)
                 kept = sums.with_slot(sums.with_batch(kept, found, PLAN), found, None, None, token, PLAN, TILING)
             else:
-                b_nothing = tl.zeros(b_marks.shape, real(PLAN))
+                b_nothing = tl.zeros(b_marks.shape, tl.float32)
                 write(p_weights, p_mask_out, b_nothing, tl.zeros_like(b_marks), context, PLAN, TILING, False)
         else:
             b_train, b_rollout = ahead if loads_ahead(PLAN) else steps.load_logps(inputs, tile, token, PLAN, TILING)

@@ -7,7 +7,6 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
-from ..tables import real
 from ..tiles import Extents, PerToken, Span, Tile, age_at, contiguous, load_step, of_sequences, places_of
 from ..tokens import is_finite
 from .plan import Plan
@@ -173,7 +172,7 @@ def loaded(context: Context, tensor, PLAN: tl.constexpr, TILING: tl.constexpr):
 @triton.jit
 def extra(context: Context, tensor, PLAN: tl.constexpr, TILING: tl.constexpr):
     """Load it in the dtype that computes."""
-    return loaded(context, tensor, PLAN, TILING).to(real(PLAN))
+    return loaded(context, tensor, PLAN, TILING).to(tl.float32)
 
 
 @triton.jit

@@ -112,7 +112,7 @@ def policy(token: Token, numbers: tl.tuple, PLAN: tl.constexpr) -> Term:
     clamp = number(numbers, PLAN, "clamp").to(x.dtype)
     free = tl.abs(used) <= clamp
     clamped = limited(used, -clamp, clamp, PLAN)
-    ratio, excess, k3 = exponential(clamped, PLAN)
+    ratio, excess, k3 = exponential(clamped)
     low, high, dual = tl.zeros_like(free), tl.zeros_like(free), tl.zeros_like(free)
     if PLAN.clips:
         bound = clipped(ratio, clamped, advantage, numbers, PLAN)
@@ -241,7 +241,7 @@ def penalty(k, KIND: tl.constexpr, numbers: tl.tuple, PLAN: tl.constexpr) -> tup
     else:
         most = number(numbers, PLAN, "kl_log_clamp").to(k.dtype)
         flows = tl.abs(k) <= most
-        _, excess, value = exponential(-limited(saturated, -most, most, PLAN), PLAN)
+        _, excess, value = exponential(-limited(saturated, -most, most, PLAN))
         slope = -excess
         if PLAN.value_clamp:
             most_value = number(numbers, PLAN, "kl_value_clamp").to(k.dtype)
@@ -266,6 +266,6 @@ def penalty_factor(x, weight, numbers: tl.tuple, PLAN: tl.constexpr) -> tuple[tl
     elif PLAN.kl_weight is not None:
         clamp = number(numbers, PLAN, "clamp").to(x.dtype)
         clamped, flows = limited(x, -clamp, clamp, PLAN), tl.abs(x) <= clamp
-        factor, _, _ = exponential(clamped, PLAN)
+        factor, _, _ = exponential(clamped)
         slope = tl.where(flows, factor, 0.0)
     return factor, slope

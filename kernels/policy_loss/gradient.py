@@ -22,7 +22,7 @@ from ..correct.steps import Context, Step
 from ..correct.units import REJECTED, WEIGHTLESS
 from ..gather import slot_tables
 from ..sums import ordered, record, record_extrema, record_statistic, record_sum
-from ..tables import Tables, has, number, real, thresholds
+from ..tables import Tables, has, number, thresholds
 from ..tiles import Extents, PerToken, Span, Tile, contiguous, either, load_step, places_of, store_step
 from ..tokens import LARGEST_D, is_finite, limited, over_kept_set
 from .formulas import Token, penalty, penalty_factor, policy
@@ -146,7 +146,7 @@ def tally(found: tl.tuple, COLUMNS: tl.constexpr, name: tl.constexpr, x) -> tl.t
 @triton.jit
 def count(found: tl.tuple, COLUMNS: tl.constexpr, name: tl.constexpr, which) -> tl.tuple:
     """Record a count of tokens."""
-    found = record(found, COLUMNS, "token_sums", name, tl.where(which, 1.0, 0.0).to(real(COLUMNS)))
+    found = record(found, COLUMNS, "token_sums", name, tl.where(which, 1.0, 0.0).to(tl.float32))
     return record(found, COLUMNS, "counts", name, which)
 
 
@@ -167,11 +167,11 @@ def bracket(found: tl.tuple, COLUMNS: tl.constexpr, low: tl.constexpr, high: tl.
 def loss_of_step(found: tl.tuple, step: LossStep, values: SequenceValues, PLAN: tl.constexpr,
                  COLUMNS: tl.constexpr) -> tuple[tl.tuple, tl.tensor]:  # fmt: skip
     """Record the sums of a step in the accumulators of COLUMNS, and return its gradient."""
-    b_new, m_valid, b_advantage = step.new.to(real(PLAN)), step.valid, values.advantage
+    b_new, m_valid, b_advantage = step.new.to(tl.float32), step.valid, values.advantage
     m_known = is_finite(b_new)
     b_compared, b_x = b_new, tl.zeros_like(b_new)
     if PLAN.based:
-        b_compared, b_base = over_kept_set(b_new, step.base.to(real(PLAN)), step.mass, PLAN)
+        b_compared, b_base = over_kept_set(b_new, step.base.to(tl.float32), step.mass, PLAN)
         b_x = b_compared - b_base
         m_whole = is_finite(b_x)
         if PLAN.nonfinite == "neutral":
@@ -185,17 +185,17 @@ def loss_of_step(found: tl.tuple, step: LossStep, values: SequenceValues, PLAN: 
     m_known = m_known & is_finite(b_advantage)
     b_weight, b_k, b_scale = b_new, b_new, b_new
     if PLAN.has_scales:
-        b_scale = step.scale.to(real(PLAN))
+        b_scale = step.scale.to(tl.float32)
         m_known = m_known & is_finite(b_scale)
         if PLAN.nonfinite == "propagate":
             b_scale = tl.where(is_finite(b_scale), b_scale, 0.0)
     if PLAN.gated:
-        b_weight = (step.weights != 0).to(real(PLAN))
+        b_weight = (step.weights != 0).to(tl.float32)
     elif PLAN.weighted:
-        b_weight = step.weights.to(real(PLAN))
+        b_weight = step.weights.to(tl.float32)
         m_known = m_known & is_finite(b_weight)
     if PLAN.referred:
-        b_k = b_new - step.ref.to(real(PLAN))
+        b_k = b_new - step.ref.to(tl.float32)
         m_known = m_known & is_finite(b_k)
     m_among = m_valid
     if PLAN.nonfinite != "propagate":
@@ -392,10 +392,10 @@ def take_step(inputs: LossInputs, b_marks, walk: Walk, own, of_units: OfUnits, p
         step = load_inputs(inputs, b_marks, tile, first, PLAN, TILING, False)
         if counts_outside(SPEC):
             outside += steps.count_outside(step.marked, step.valid, tile, first, PLAN, TILING)
-    b_like, found = step.new.to(real(PLAN)), sums.nothing(COLUMNS)
+    b_like, found = step.new.to(tl.float32), sums.nothing(COLUMNS)
     b_advantage, b_level, b_pull, b_inner = b_like, b_like, b_like, b_like
     if PLAN.advantages == "token":
-        b_advantage = step.advantages.to(real(PLAN))
+        b_advantage = step.advantages.to(tl.float32)
     elif PLAN.advantages == "sequence":
         b_advantage = at_tokens(of_units.advantages, b_like, walk, PLAN, TILING, own)
     if PLAN.phase == "write":
@@ -492,7 +492,7 @@ def gradient_kernel(
     )
     share, own = extents.tokens, extents.tokens
     if PLAN.writes:
-        share = (1.0 / assumed_divisor(p_given, p_offsets, extents, numbers, PLAN)).to(real(PLAN))
+        share = (1.0 / assumed_divisor(p_given, p_offsets, extents, numbers, PLAN)).to(tl.float32)
     if PLAN.advantages == "sequence":
         own = tiles.entry_of(p_advantages, span.owner, extents, PLAN)
     spec_numbers = () if SPEC is None else thresholds(p_spec_numbers, SPEC)
@@ -514,7 +514,7 @@ def gradient_kernel(
                                      TILING)  # fmt: skip
                 kept = sums.with_slot(sums.with_batch(kept, found, COLUMNS), found, None, None, first, COLUMNS, TILING)
             elif PLAN.writes and PLAN.differentiable:
-                store_step(contiguous(p_gradient, extents), tl.zeros(b_marks.shape, real(PLAN)), tile, first, PLAN,
+                store_step(contiguous(p_gradient, extents), tl.zeros(b_marks.shape, tl.float32), tile, first, PLAN,
                            TILING, False)  # fmt: skip
         else:
             found, more = take_step(inputs, 0, Walk(tile, span, first, p_offsets, extents), own, of_units, p_externals,

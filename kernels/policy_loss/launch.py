@@ -61,13 +61,13 @@ class LossOperation(Operation):
     """The two kernels of `policy_loss`, for an objective, a device and the dtypes of a batch."""
 
     def __init__(
-        self, objective: Objective, device: torch.device, dtypes: tuple[torch.dtype | None, ...], double: bool,
+        self, objective: Objective, device: torch.device, dtypes: tuple[torch.dtype | None, ...],
         per_sequence: bool, mass_of_base: bool, differentiable: bool, turns: bool, spec: Plan | None = None,
         use: InStep = NO_STEP,
     ) -> None:  # fmt: skip
         _, _, _, base, ref, weights, trains, mask, offsets, divisor, _, log_mass, scales, chosen = dtypes
         plans = plans_of(
-            objective, counted=divisor is None, double=double, packed=offsets is not None, based=base is not None,
+            objective, counted=divisor is None, packed=offsets is not None, based=base is not None,
             weighted=weights is not None or use.weighted, referred=ref is not None,
             trained=trains is not None or use.trained, masked=mask is not None,
             advantages="sequence" if per_sequence else "token", differentiable=differentiable,
@@ -77,11 +77,10 @@ class LossOperation(Operation):
             spec_mass=spec is not None and spec.mass is not None, spec_pairs=spec is not None and bool(spec.pairs),
         )  # fmt: skip
         last = plans[-1]
-        self.kind, self.averages_late = torch.float64 if double else torch.float32, last.averages_late
-        # There is one pass, and what it writes of a token depends on no sum.
-        self.whole, self.skips = plans[0].phase == "whole", last.skips
+        self.averages_late, self.skips = last.averages_late, last.skips
+        self.whole = plans[0].phase == "whole"  # there is one pass
         self.statistics = len(last.sums) + len(last.maxima)
-        self.numbers = upload_of(tuple(numbers_of(objective, double).values()), device)
+        self.numbers = upload_of(tuple(numbers_of(objective).values()), device)
         adding, sites = groups(last), []
 
         def over_sequences(grid: Grid) -> tuple[int, int]:
@@ -93,10 +92,10 @@ class LossOperation(Operation):
             sites.append(Site(gradient_kernel, over_tokens, {"PLAN": plan} | of_step | dict.fromkeys(unread)))
         if self.whole:
             sites.append(Site(sequences_kernel, over_sequences, {"PLAN": last}))
-        super().__init__(sites, _tables_of(plans, self.kind), STRIDED)
+        super().__init__(sites, _tables_of(plans), STRIDED)
 
 
-def _tables_of(plans: tuple[LossPlan, ...], kind: torch.dtype) -> list[Table]:
+def _tables_of(plans: tuple[LossPlan, ...]) -> list[Table]:
     """List the tables of a loss. Those of programs over sequences are [rows, columns] to the kernels.
 
     The counter is the first of its table.
@@ -105,14 +104,14 @@ def _tables_of(plans: tuple[LossPlan, ...], kind: torch.dtype) -> list[Table]:
     return [
         Table("counts", "slots", len(last.counts), torch.int32),
         Table("integers", "slots", len(last.integers), torch.int64),
-        Table("floats", "slots", len(last.floats), kind),
+        Table("floats", "slots", len(last.floats), torch.float32),
         *tables_of_partials(len(last.token_sums), kept_of(last, "token_maxima")),
         Table("sequence_sums", "sequence_rows", len(last.sequence_sums) * one_pass, torch.float64),
         Table("counter", "sequence_rows", None, torch.int32),
         Table("part_counter", "parts", 0 if one_pass else None, torch.int32),
-        Table("levels", "slots", None if last.levels else 0, kind),
-        Table("pulls", "slots", None if last.pulls else 0, kind),
-        Table("inners", "slots", None if last.averages and not one_pass else 0, kind),
+        Table("levels", "slots", None if last.levels else 0, torch.float32),
+        Table("pulls", "slots", None if last.pulls else 0, torch.float32),
+        Table("inners", "slots", None if last.averages and not one_pass else 0, torch.float32),
     ]
 
 
@@ -148,16 +147,16 @@ def prepare(
     strided = step.train, step.rollout, new, base, given.ref, given.weights, given.trains, given.mask
     others = given.advantages, given.log_mass, given.scales, given.chosen
     operation = operation_for(
-        objective, device, dtypes_of((*strided, offsets, given.divisor, *others)), given.double, given.per_sequence,
+        objective, device, dtypes_of((*strided, offsets, given.divisor, *others)), given.per_sequence,
         given.mass_of_base, given.differentiable, turns is not None,
         *(() if settled is None else (settled.plan, step.without_tensors())),
     )  # fmt: skip
     sequences, width = new.shape if offsets is None else (offsets.shape[0] - 1, None)
     element = new.element_size() if base is None else min(new.element_size(), base.element_size())
-    grid = grid_for(sequences, width, [x for x in strided if x is not None], element, given.double, operation.whole)
+    grid = grid_for(sequences, width, [x for x in strided if x is not None], element)
     if within is not None:
         grid = of_units(grid, within.shape[0] - 1)
-    kind = operation.kind
+    kind = torch.float32
     gradient = torch.empty(*shape, dtype=kind, device=device) if given.differentiable else None
     inners = torch.empty(grid.sequences, dtype=kind, device=device) if operation.averages_late else None
     value = torch.empty((), dtype=kind, device=device)

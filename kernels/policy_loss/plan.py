@@ -152,7 +152,7 @@ class Scaling:
 
 
 @cached(maxsize=256)
-def plans_of(objective: Objective, *, counted: bool, double: bool, **of_batch: Any) -> tuple[LossPlan, ...]:
+def plans_of(objective: Objective, *, counted: bool, **of_batch: Any) -> tuple[LossPlan, ...]:
     """Make a plan for each pass over the tokens; with `counted` the divisor is counted here, and not given."""
     surrogate, kl, regularizer = objective.surrogate, objective.kl, objective.regularizer
     cuts, own_ratio = list(surrogate.thresholds.values()), not objective.weights_are_the_ratio
@@ -178,8 +178,7 @@ def plans_of(objective: Objective, *, counted: bool, double: bool, **of_batch: A
         mean=objective.mean.of,
         over=objective.mean.over if counted else None,
         nonfinite=objective.nonfinite,
-        double=double,
-        numbers=tuple(numbers_of(objective, double)),
+        numbers=tuple(numbers_of(objective)),
         sums=sum_names(objective),
         of_choice=surrogate.traits.sums,
         maxima=max_names(),
@@ -214,8 +213,6 @@ def _of_slots(plan: LossPlan) -> dict[str, Any]:
     elif plan.pulls:
         others += ["up", "down"]
     floats = [f"{name}/rest" for name in (*ratios, *others)] if plan.nonfinite == "propagate" else []
-    if plan.double:
-        return {"floats": (*ratios, *others, *floats)}
     limbs = [limb for name in others for limb in (name, f"{name}/fraction")]
     return {"integers": (*ratios, *limbs), "floats": tuple(floats)}
 
@@ -274,7 +271,7 @@ def step_plan(correction: Plan, loss: LossPlan) -> StepPlan:
     return StepPlan(**(given | columns), loss=loss)
 
 
-def numbers_of(objective: Objective, double: bool) -> dict[str, float]:
+def numbers_of(objective: Objective) -> dict[str, float]:
     """All numbers by name; logarithms so that a float32 compared with one is compared with the bound itself."""
     surrogate, kl = objective.surrogate, objective.kl
     numbers = {"clamp": surrogate.clamp, "max_length": objective.mean.length or 1.0} | surrogate.numbers
@@ -282,8 +279,8 @@ def numbers_of(objective: Objective, double: bool) -> dict[str, float]:
     def cut(name: str, lower: float | None, upper: float | None) -> None:
         low = -math.inf if lower is None else log_of(lower)
         high = math.inf if upper is None else log_of(upper)
-        numbers[f"{name}/lower"] = low if double else float32_at_least(low)
-        numbers[f"{name}/upper"] = high if double else float32_at_most(high)
+        numbers[f"{name}/lower"] = float32_at_least(low)
+        numbers[f"{name}/upper"] = float32_at_most(high)
 
     if surrogate.coef != 1.0:
         numbers["coef"] = surrogate.coef

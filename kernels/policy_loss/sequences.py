@@ -13,7 +13,7 @@ import triton.language as tl
 from .. import gather, partials, tiles
 from ..gather import SlotTables, UnitTotals, exact, integer, plain
 from ..partials import Partials, add, entry, name_of
-from ..tables import at, has, number, real, size, thresholds
+from ..tables import at, has, number, size, thresholds
 from ..tiles import Extents, Span, edge
 from ..tokens import exponential, limited
 from .formulas import clipped
@@ -37,10 +37,10 @@ def pull_of(totals: UnitTotals, b_level, b_n, numbers: tl.tuple, PLAN: tl.conste
             b_exponent += exact(totals, PLAN, "log_weight", True) / b_length
         return -exact(totals, PLAN, "advantage", False) / b_length * tl.exp(b_exponent)
     else:
-        b_mean = b_level.to(real(PLAN))
+        b_mean = b_level.to(tl.float32)
         clamp = number(numbers, PLAN, "clamp").to(b_mean.dtype)
         b_clamped = limited(b_mean, -clamp, clamp, PLAN)
-        b_ratio, _, _ = exponential(b_clamped, PLAN)
+        b_ratio, _, _ = exponential(b_clamped)
         of_up = clipped(b_ratio, b_clamped, tl.full(b_mean.shape, 1.0, b_mean.dtype), numbers, PLAN)
         of_down = clipped(b_ratio, b_clamped, tl.full(b_mean.shape, -1.0, b_mean.dtype), numbers, PLAN)
         b_up = tl.where(of_up.held, 0.0, exact(totals, PLAN, "up", False))

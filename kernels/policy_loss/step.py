@@ -50,22 +50,22 @@ class StepOperation(Operation):
         advantages, packed = "sequence" if per_sequence else "token", offsets is not None
         of_mass = None if log_mass is None else ("rollout" if mass_of_base else "train")
         (loss,) = plans_of(
-            objective, counted=divisor is None, double=False, packed=packed, based=base is not None,
+            objective, counted=divisor is None, packed=packed, based=base is not None,
             weighted=use.weighted, referred=ref is not None, trained=use.trained, masked=mask is not None,
             advantages=advantages, differentiable=differentiable, mass=of_mass if use.loss_takes_mass else None,
             has_scales=scales is not None, chosen=False, turns=False, gated=use.gated, trainer=use.trainer,
             engine=use.engine, spec_mass=log_mass is not None, spec_pairs=bool(pairs_of(spec)),
         )  # fmt: skip
         correction = plan_of(
-            spec, double=False, packed=packed, masked=mask is not None, advantages=advantages,
+            spec, packed=packed, masked=mask is not None, advantages=advantages,
             writes_weights=use.weighted and not use.gated, writes_mask=False, edits_mask=spec.edits_mask, mass=of_mass,
         )  # fmt: skip
         self.plan = plan = step_plan(correction, loss)
-        self.kind, self.averages_late, self.skips = torch.float32, loss.averages_late, loss.skips
+        self.averages_late, self.skips = loss.averages_late, loss.skips
         sums = len(plan.token_sums) + len(plan.sequence_sums) - plan.unreported
         self.statistics = sums + len(plan.token_maxima) + len(plan.sequence_maxima)
-        self.numbers = upload_of(tuple(numbers_of(objective, False).values()), device)
-        self.spec_numbers = upload_of(tuple(numbers_of_spec(spec, False).values()), device)
+        self.numbers = upload_of(tuple(numbers_of(objective).values()), device)
+        self.spec_numbers = upload_of(tuple(numbers_of_spec(spec).values()), device)
         adding = groups(plan)
 
         def closing(grid: Grid) -> tuple[int, int]:
@@ -79,7 +79,7 @@ class StepOperation(Operation):
             Site(gradient_kernel, over_tokens, plans | dict.fromkeys((*OF_SECOND_PASS, *OF_SETTLED))),
             Site(close_kernel, closing, plans | unread),
         ]
-        super().__init__(sites, tables_of(plan, self.kind), STRIDED)
+        super().__init__(sites, tables_of(plan), STRIDED)
 
 
 operation_for = cached(maxsize=256)(StepOperation)
@@ -108,7 +108,7 @@ def prepare(given: LossOperands, spec: Spec, objective: Objective) -> tuple[Loss
     sequences, width = new.shape if offsets is None else (offsets.shape[0] - 1, None)
     logps = [x for x in strided[:5] if x is not None]
     grid = grid_for(sequences, width, [x for x in strided if x is not None], min(x.element_size() for x in logps))
-    kind = operation.kind
+    kind = torch.float32
 
     def empty(*size: int, dtype: torch.dtype) -> Tensor:
         return torch.empty(size, dtype=dtype, device=device)
@@ -156,10 +156,10 @@ def correction_of(given: LossOperands, spec: Spec) -> CorrectOperands:
 @cached(maxsize=256)
 def settled_plan(spec: Spec, device: torch.device, **of_batch: Any) -> tuple[Plan, Upload]:
     """Make the plan of a pass that weighs and tests tokens again, once sequences are decided about; and its numbers."""
-    plan = plan_of(spec, double=False, writes_mask=False, edits_mask=spec.edits_mask, **of_batch)
+    plan = plan_of(spec, writes_mask=False, edits_mask=spec.edits_mask, **of_batch)
     columns = *RECORDED, "sequence_sums", "sequence_maxima"
     nothing: dict[str, Any] = dict.fromkeys(columns, ())
-    return replace(plan, **nothing, settled=True), upload_of(tuple(numbers_of_spec(spec, False).values()), device)
+    return replace(plan, **nothing, settled=True), upload_of(tuple(numbers_of_spec(spec).values()), device)
 
 
 def prepare_settled(given: LossOperands, spec: Spec, objective: Objective) -> tuple[LossResult, tuple[Launch, ...]]:

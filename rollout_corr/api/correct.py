@@ -12,7 +12,7 @@ from ..backends.batch import OpenBatch, Result
 from ..backends.choose import BACKENDS, BackendName, chosen_backend
 from ..backends.given import Batch, batch_given, state_of_masks
 from ..backends.layouts import L, L_co, LogProbs, W_co, described
-from ..backends.operators import beyond_kernels
+from ..backends.operators import beyond_kernels, of_double
 from ..backends.ranks import THIS_RANK, Claims, claims_of
 from ..backends.read import Given, check_mask, read_batch, upload
 from ..backends.run import mask_back, run_correction, start_correction
@@ -229,6 +229,8 @@ def read_request(given: Given) -> tuple[OpenBatch, Spec]:
             if reason is not None:
                 raise ValueError(f"backend: expected 'auto' or 'torch', got 'triton': {reason}")
         batch = read_batch(given)
+        if (reason := of_double(backend, batch.dtype)) is not None:
+            raise ValueError(f"backend: expected 'auto' or 'torch', got 'triton': {reason}")
         upload(batch, given.batch)
         if backend == "triton" and batch.labels and ranks.sequence is not None:
             raise ValueError("backend: expected 'auto' or 'torch' for labels with ranks.sequence, got 'triton'")

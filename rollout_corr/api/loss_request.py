@@ -14,6 +14,7 @@ from ..backends.choose import BACKENDS, chosen, chosen_backend
 from ..backends.given import Factors, state_of_masks
 from ..backends.layouts import LogProbs, dtype_of, shape_of
 from ..backends.loss_task import beyond_kernels
+from ..backends.operators import of_double
 from ..backends.ranks import Claims, claims_of
 from ..backends.read import Given, groups_of, read_mass, reader, turns_of
 from ..backends.sequence_groups import wanted_by
@@ -275,6 +276,8 @@ def requested(
     objective = objective_of(loss, replaces_ratio, ready.nonfinite if spec is None else spec.nonfinite)
     first = tensors.read.first
     runs_on, on_cpu = chosen_backend(first, given.backend), first.device.type == "cpu"
+    if beyond is None and (beyond := of_double(runs_on, tensors.batch.dtype)) and given.backend == "triton":
+        raise ValueError(f"backend: expected 'auto' or 'torch', got 'triton': {beyond}")
     runner = chosen(runs_on, beyond, on_cpu, torch.compiler.is_compiling(), split).name
     of_call = given, loss, spec, tensors, total, ready, scales, entropy, ids
     return LossRequest(*of_call, mode, use, objective, runs_on, runner)

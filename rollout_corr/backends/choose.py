@@ -119,6 +119,7 @@ def backend_for(tensor: Tensor, spec: Spec | None = None, surrogate: Surrogate |
     beyond = None if spec is None else operators.beyond_kernels(spec)
     if surrogate is not None:
         beyond = beyond or _surrogate_beyond_kernels(surrogate)
+    beyond = beyond or operators.of_double(backend, tensor.dtype)
     at_once = spec is not None and spec.asks_batch and tensor.dtype == torch.float64
     runner = chosen(backend, beyond, where == "cpu", torch.compiler.is_compiling(), at_once=at_once)
     reason = f"tensors on {where} run on {runner.reason}"

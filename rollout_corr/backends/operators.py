@@ -194,6 +194,11 @@ def beyond_kernels(spec: Spec) -> str | None:
     return None
 
 
+def of_double(backend: str, dtype: torch.dtype) -> str | None:
+    """Say that kernels leave log-probs that compute in float64 to plain torch; None of others, and on plain torch."""
+    return "float64 runs on plain torch" if backend == "triton" and dtype == torch.float64 else None
+
+
 def counts(spec: Spec) -> tuple[int, int]:
     """Count the sums and the maxima of the statistics."""
     sums, maxima = schema.layout(spec)

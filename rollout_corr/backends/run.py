@@ -45,6 +45,7 @@ def runner_of(batch: OpenBatch, spec: Spec, backend: str, split: bool = False) -
     if batch.labels and beyond is None and (split or backend == "torch"):
         # Plain torch takes the statistics of labels after the kernels, from a batch of its own.
         beyond = "labels of sequences that lie on several ranks" if split else "the operator knows no labels"
+    beyond = beyond or operators.of_double(backend, batch.dtype)
     at_once = spec.asks_batch and batch.dtype == torch.float64
     return chosen(backend, beyond, batch.train.device.type == "cpu", compiling, split, at_once).name
 

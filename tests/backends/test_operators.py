@@ -239,4 +239,4 @@ def test_criteria_beyond_the_bits_of_a_state_run_on_plain_torch(many, device):
 
 def made_plan(spec):
     writes = {"writes_weights": False, "writes_mask": True, "edits_mask": True}
-    return plan_of(spec, double=False, packed=True, masked=True, advantages=None, **writes)
+    return plan_of(spec, packed=True, masked=True, advantages=None, **writes)

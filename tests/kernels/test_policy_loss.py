@@ -56,19 +56,19 @@ INF, NAN = math.inf, math.nan
 DECOUPLED = ("old", "weights", "train_mask")
 
 
-# --- against the third oracle, in float64 ---
+# --- against the third oracle ---
 
 
 def check(sequences, wanted, layout, device, **options):
     """The kernels between fences: what they read and should not have read shows in the result."""
-    laid = LaidLoss(sequences, layout)
+    laid = LaidLoss(sequences, layout, torch.float32)
     laid.laid = between_fences(laid.laid, device)
     laid.new = laid.leaf(laid.laid.train)
     laid.arguments = {name: fenced(x, device) for name, x in laid.arguments.items()}
     with unchecked(), watched():
         out = laid(**(arguments_of(wanted) | options), backend="triton")
         case, given = f"{layout} {wanted}", options.get("total")
-        compare(out, laid, sequences, wanted, case, given=given)
+        compare(out, laid, sequences, wanted, case, given=given, dtype=torch.float32)
     return out
 
 

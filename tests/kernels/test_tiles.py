@@ -47,9 +47,8 @@ LONGEST, LONG, SHORT = (shape for _, shape in SHAPES)
     ],
 )  # fmt: skip
 def test_small_batches_have_short_tiles(tokens, shape, tile):
-    """So that 32,768 tokens are more than 16 programs; in float64 a sum of D is plain, and its tile is always one."""
-    assert 1 << tile_for(tokens, shape, double=False) == tile
-    assert tile_for(tokens, shape, double=True) == 11
+    """So that 32,768 tokens are more than 16 programs."""
+    assert 1 << tile_for(tokens, shape) == tile
 
 
 def test_a_tile_decides_nothing():

@@ -35,11 +35,9 @@ _DECLARED = (
         unit=False,
     ),
     LossVariant(
-        "ppo_fp64",
+        "ppo_dual",
         Objective(PPO(dual=3.0), _K3, SquaredLogRatio(0.1), Mean("sequence", "kept")),
-        new=FP64,
-        base=FP64,
-        ref=FP64,
+        ref=FP32,
         weights=FP64,
         trains=FP64,
         packed=False,
@@ -64,7 +62,7 @@ _DECLARED = (
     LossVariant("dppo_tv", Objective(DPPO(upper=None)), weights=None, new=FP16, base=FP16),
     LossVariant("dppo_kl", Objective(DPPO("kl", 0.05, 0.05), KL("k1", 0.1, scope="all")), ref=BF16, packed=False),
     LossVariant("sapo", Objective(SAPO(), KL("k2", 0.1)), ref=FP32, length=SHORT),
-    LossVariant("gpg", Objective(GPG(), nonfinite="propagate"), trains=FP32, base=FP64),
+    LossVariant("gpg", Objective(GPG(), nonfinite="propagate"), trains=FP32, base=FP16),
     LossVariant("dro", Objective(DRO(0.5), mean=_MEAN), packed=False, mask=I32),
     # Those whose gradient depends on whole sequences.
     LossVariant("gspo", Objective(GSPO(), mean=_MEAN), trains=BOOL, advantages="sequence"),
@@ -77,7 +75,6 @@ _DECLARED = (
         length=MEDIUM,
     ),
     LossVariant("gspo_token", Objective(GSPO(through="token"), mean=Mean(over="kept")), weights=None, length=SHORT),
-    LossVariant("gspo_fp64", Objective(GSPO()), new=FP64, base=FP64, packed=False, length=SHORT),
     LossVariant("gmpo", Objective(GMPO(), mean=_MEAN), trains=BOOL),
     # The mass that truncated sampling kept, from either side.
     LossVariant("ppo_kept_set", Objective(PPO(), KL("k3", 0.1)), ref=FP32, weights=None, mass="train"),

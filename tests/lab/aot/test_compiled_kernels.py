@@ -81,7 +81,7 @@ def test_every_option_is_in_a_variant():
 
 def test_every_kind_of_tensor_is_in_a_variant():
     variants = VARIANTS.values()
-    assert {x.train for x in variants} == {x.rollout for x in variants} == set(batch.LOGP_DTYPES)
+    assert {x.train for x in variants} == {x.rollout for x in variants} == {*batch.LOGP_DTYPES} - {torch.float64}
     assert any(x.train != x.rollout for x in variants)
     assert {x.mask for x in variants} == {None, *batch.MASK_DTYPES}
     assert {x.offsets for x in variants} == {torch.int32, torch.int64}

@@ -83,7 +83,7 @@ _DECLARED = (
     Variant("token_bf16", Spec(BOUNDED), train=BF16, rollout=BF16),
     Variant("token_bf16_rollout", Spec(TOKEN, (GEOMETRIC,)), rollout=BF16, mask=I32),
     Variant("token_fp16", Spec(TOKEN), packed=False, train=FP16, rollout=FP16, mask=FP16),
-    Variant("token_fp64", Spec(BOUNDED, (GEOMETRIC,)), train=FP64, rollout=FP64, mask=FP64),
+    Variant("token_wide_mask", Spec(BOUNDED, (GEOMETRIC,)), mask=FP64),
     Variant("token_unaligned", Spec(TOKEN, (GEOMETRIC, VETO)), packed=False, mask=I64, aligned=False),
     Variant(
         "token_strided",
@@ -150,7 +150,7 @@ _DECLARED = (
         Spec(Weight.geometric(), (_EXTERNAL, *_LATE, *_LATE_ANY), rejected="both", sums_over="kept"),
         advantages="token",
         train=BF16,
-        rollout=FP64,
+        rollout=FP16,
     ),
     Variant(
         "dry_run",
@@ -301,7 +301,6 @@ SPLIT_VARIANTS = {
     "split_padded": Variant(
         "split_padded", Spec(BOUNDED, _sequences("mean", "k3")), packed=False, length=MEDIUM, split=True
     ),
-    "split_fp64": Variant("split_fp64", Spec(PRODUCT, (VETO,)), train=FP64, rollout=FP64, length=SHORT, split=True),
 }
 
 # Turns, measured or more, whose offsets stand in the place of those of sequences.
