@@ -28,7 +28,7 @@ OURS = Path(rc.__file__).parent
 KERNELS, PLAIN, COMPILED = tables.OURS, "rollout-corr, plain torch", "rollout-corr, torch.compile"
 PPO = rc.Loss(SURROGATE, mean=rc.Mean("token"))
 # Of a large launch so many programs run, and their bytes stand for those of all.
-PROGRAMS = 128
+PROGRAMS, SECTOR = 128, 32
 
 
 def calls_of(given: Batch, backend: str, metrics: bool = True) -> dict[str, Callable[[], Any]]:
@@ -59,19 +59,36 @@ def calls_of(given: Batch, backend: str, metrics: bool = True) -> dict[str, Call
     return {CORRECTION: correction, LOSS: loss, BOTH: both}
 
 
-def on_a_machine() -> Callable[[Launch], tuple[int, int]]:
-    """Return what runs a launch as compiled code, and gives the bytes that it reads and writes."""
-    from lab.ptx.session import Session
+class Machine:
+    """Runs launches as compiled code while it is `on`, and keeps what each has done.
 
-    session = Session(checked=False, programs=some_programs)
+    With `some`, PROGRAMS of a large launch run, spread evenly, and stand for all.
+    """
 
-    def run(launch: Launch) -> tuple[int, int]:
-        session.run(launch)
-        _, done = session.executed.pop()
-        times = launch.programs / len(some_programs(launch))
-        return round(done.bytes["global read"] * times), round(done.bytes["global write"] * times)
+    def __init__(self, some: bool = False) -> None:
+        from lab.ptx.session import Session
 
-    return run
+        self.some, self.session = some, Session(checked=False, programs=some_programs if some else None)
+        self.on, self.launches = True, list[dict[str, Any]]()
+
+    def run(self, launch: Launch) -> tuple[int, int]:
+        """Run a launch, and give the bytes that it reads and writes."""
+        if not self.on:
+            return 0, 0
+        self.session.run(launch)
+        _, done = self.session.executed.pop()
+        times = launch.programs / len(some_programs(launch)) if self.some else 1
+        read, written = (round(done.bytes[f"global {what}"] * times) for what in ("read", "write"))
+        self.launches.append(
+            {
+                "kernel": launch.kernel.__name__.removesuffix("_kernel"),
+                "read": read,
+                "written": written,
+                "sectors": SECTOR * (done.bytes["sectors read"] + done.bytes["sectors write"]),
+                "instructions": int(done.threads.sum()),
+            }
+        )
+        return read, written
 
 
 @contextmanager
@@ -116,13 +133,18 @@ def some_programs(launch: Launch) -> Any:
 
 def on_kernels(given: Batch, runs: Callable[[Launch], tuple[int, int]] | None = None) -> dict[str, Cost]:
     """Count our calls on the kernels; `runs` is by default the machine that runs their compiled code."""
-    with as_on_a_device(runs or on_a_machine()) as launched:
+    with as_on_a_device(runs or Machine(some=True).run) as launched:
         return {what: cost_on_kernels(call, launched) for what, call in calls_of(given, "triton").items()}
 
 
 def cost_on_kernels(call: Callable[[], object], launched: Cost) -> Cost:
     """Count a call within `as_on_a_device`, when it has run once: a first call does more."""
     call()
+    return cost_again(call, launched)
+
+
+def cost_again(call: Callable[[], object], launched: Cost) -> Cost:
+    """Count a call that has run before."""
     before = replace(launched)
     cost = cost_of(call, OURS)
     cost.launches += launched.launches - before.launches

@@ -22,14 +22,12 @@ from benchmarks import machine, tables
 from benchmarks.cases.batches import Batch, offsets_of
 from benchmarks.cases.operations import STEP_SURROGATE
 from benchmarks.costs import ours, peers
-from benchmarks.costs.counting import Cost, cost_of
+from benchmarks.costs.counting import Cost
 from benchmarks.costs.tables import BY_HAND, ONE_PASS, PRODUCT, READY, TWO_CALLS, TWO_PASSES, WITH_VETO, steps
-from rollout_corr.kernels.launches import Launch
 
 RESULTS = machine.RESULTS / "steps.json"
 # Lengths are uniform from SHORTEST to WIDTH, so that padded rows are 56 % full.
 SEQUENCES, SHORTEST, WIDTH = 1024, 512, 4096
-SECTOR = 32
 
 LOSS = rc.Loss(STEP_SURROGATE)
 TIS = rc.Spec(rc.Weight.token(upper=2.0))
@@ -87,35 +85,6 @@ def batches(sequences: int) -> dict[str, Batch]:
 # --- ours ---
 
 
-class Machine:
-    """Runs launches as compiled code, all their programs, once it is `on`, and keeps what each has done."""
-
-    def __init__(self) -> None:
-        from lab.ptx.session import Session
-
-        self.session = Session(checked=False)
-        self.on = False
-        self.launches: list[Row] = []
-
-    def run(self, launch: Launch) -> tuple[int, int]:
-        """Run a launch, and give the bytes that it reads and writes."""
-        if not self.on:
-            return 0, 0
-        self.session.run(launch)
-        _, done = self.session.executed.pop()
-        read, written = done.bytes["global read"], done.bytes["global write"]
-        self.launches.append(
-            {
-                "kernel": launch.kernel.__name__.removesuffix("_kernel"),
-                "read": read,
-                "written": written,
-                "sectors": SECTOR * (done.bytes["sectors read"] + done.bytes["sectors write"]),
-                "instructions": int(done.threads.sum()),
-            }
-        )
-        return read, written
-
-
 def calls_of(given: Batch) -> dict[str, Callable[[], object]]:
     """Our ways to run a step, by name, with its metrics."""
     new, advantages = given.new, given.advantages
@@ -145,20 +114,15 @@ def calls_of(given: Batch) -> dict[str, Callable[[], object]]:
     }
 
 
-def rows_of_ours(layout: str, given: Batch, runs: Machine) -> Iterator[Row]:
+def rows_of_ours(layout: str, given: Batch, runs: ours.Machine) -> Iterator[Row]:
     """Count our calls, each when it has run once without its kernels: a first call does more."""
     with ours.as_on_a_device(runs.run) as launched:
         for who, call in calls_of(given).items():
+            runs.on, runs.launches = False, []
             with mock.patch.object(rc.Statistics, "metrics"):
                 call()
-            runs.on, runs.launches = True, []
-            before = replace(launched)
-            cost = cost_of(call, ours.OURS)
-            runs.on = False
-            cost.launches += launched.launches - before.launches
-            cost.read += launched.read - before.read
-            cost.written += launched.written - before.written
-            row = row_of(who, "", layout, given.tokens, cost)
+            runs.on = True
+            row = row_of(who, "", layout, given.tokens, ours.cost_again(call, launched))
             for name in ("sectors", "instructions"):
                 row[name] = sum(launch[name] for launch in runs.launches)
             yield row | {"by_launch": runs.launches}
@@ -203,7 +167,7 @@ def rows_of_others(both: dict[str, Batch]) -> Iterator[Row]:
 def measure(sequences: int, of_ours: bool = True, of_others: bool = True) -> list[Row]:
     """Count ours, and the others, with a line for each row as it is there."""
     torch.set_num_threads(1)
-    both, runs, rows = batches(sequences), Machine(), []
+    both, runs, rows = batches(sequences), ours.Machine(), []
     mine = (rows_of_ours(layout, given, runs) for layout, given in both.items())
     for row in chain(chain.from_iterable(mine) if of_ours else (), rows_of_others(both) if of_others else ()):
         rows.append(row)
