@@ -9,17 +9,23 @@ import pytest
 from builders.planted_ranks import (
     AWAY,
     BOUND,
+    OTHER_LOSSES,
     PLANTED,
     STEPS,
     TIMEOUT,
     WRONG_MASK,
+    both_groups,
+    collectives_of,
+    data_parallel,
     differing,
+    elsewhere,
+    groups_gone,
+    losing,
     merging,
     misses,
     names,
     step,
 )
-from builders.rank_calls import OTHER_LOSSES, both_groups, collectives_of, data_parallel, elsewhere, groups_gone, losing
 from rollout_corr.metrics.collectives import difference
 
 

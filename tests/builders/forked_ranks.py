@@ -15,6 +15,7 @@ import time
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -22,7 +23,7 @@ import torch.distributed as dist
 # A first backward pass imports it, in every rank, for seconds.
 import torch.fx.experimental.symbolic_shapes
 
-from builders.fresh import fresh_processes
+from builders.fresh import fresh_processes, printed_by
 
 
 @dataclass
@@ -93,3 +94,10 @@ def starter():
     """Start a process that has done nothing yet, and give a `run` that forks ranks from there."""
     with ProcessPoolExecutor(1, fresh_processes()) as pool:
         yield lambda *given, **options: pool.submit(run, *given, **options).result()
+
+
+def example(rank, ranks, file, folder):
+    """Run an example that is started once a rank, within the group that is there; give what it prints."""
+    os.environ["RANK"] = str(rank)
+    with mock.patch.object(dist, "init_process_group"), mock.patch.object(dist, "destroy_process_group"):
+        return printed_by(file, folder, [])

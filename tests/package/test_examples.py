@@ -17,9 +17,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from builders.forked_ranks import starter
+from builders.forked_ranks import example, starter
 from builders.fresh import in_a_fresh_process, printed_by
-from builders.rank_calls import example
 from rollout_corr.testing import example_batch
 
 pytestmark = pytest.mark.usefixtures("one_thread")
