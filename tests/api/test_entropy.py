@@ -87,26 +87,6 @@ def test_values_of_the_caller_that_are_not_finite_are_in_no_metric(over, reduce,
         assert judged(values[2:], device, backend, "own", over=over, reduce=reduce, upper=9.0)[1] == [0.0] * 4, backend
 
 
-def test_an_infinite_entropy_is_not_the_highest():
-    entropy = torch.tensor([[0.5, math.inf, 1.0, math.nan, 0.25, -math.inf]])
-    x = torch.zeros_like(entropy)
-    for side, wanted in (("lower", [0, 0, 1, 0, 0, 0]), ("upper", [1, 0, 0, 0, 1, 0])):
-        rule = rc.TopK(1) if side == "lower" else rc.Bottom(2)
-        spec = rc.Spec(criteria=(rc.Criterion("entropy", **{side: rule}),))
-        assert rc.correct(x, x, rc.Batch(entropy=entropy), spec=spec).mask.int().tolist() == [wanted]
-
-
-def test_the_tokens_of_highest_entropy():
-    """top_entropy_quantile of TRL and ms-swift, over the batch."""
-    laid = lay_out(random_sequences(14), "padded_left", torch.float32)
-    entropy = laid.external["entropy"].nan_to_num(0.5, 0.5, 0.5).abs()
-    spec = rc.Spec(criteria=(rc.Criterion("entropy", lower=rc.TopK(share=0.25)),))
-    out = laid.correct(spec, entropy=entropy)
-    valid = entropy[laid.mask]
-    least = valid.sort(descending=True).values[math.ceil(0.25 * valid.numel()) - 1]
-    assert torch.equal(out.mask, laid.mask & (entropy >= least)) and 0 < out.mask.sum() < laid.mask.sum()
-
-
 def test_a_correction_and_a_loss_of_one_batch_join():
     """Both count the entropy of the Batch, and it is reported once, before ages and bounds."""
     train, rollout, entropy = (torch.linspace(-2.0, -0.1, 12).view(3, 4) * factor for factor in (1.0, 1.1, -1.0))

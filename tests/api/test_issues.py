@@ -10,13 +10,11 @@ size (Liger#1294, fla#1077, fla#1082) are in tests/lab/ptx/far.py; here the coun
 from __future__ import annotations
 
 import math
-import random
 
 import pytest
 import torch
 
 import rollout_corr as rc
-from builders.rounding import near
 
 NAN, INF = math.nan, math.inf
 
@@ -61,27 +59,6 @@ def test_verl_4105_weights_carry_no_gradient():
         assert not tensor.requires_grad
         assert tensor.grad_fn is None
     assert train.grad is rollout.grad is None
-
-
-def test_verl_4544_groups_need_not_be_neighbors():
-    rng = random.Random(0)
-    for alone in ("reward", "zero"):
-        n = 40
-        group = [rng.randrange(12) for _ in range(n)]
-        keep = [rng.random() < 0.6 for _ in range(n)]
-        rewards = [rng.gauss(0, 3) if k else rng.choice((NAN, INF, 1e30)) for k in keep]
-        out = rc.filter_groups(
-            torch.tensor(rewards, dtype=torch.float64), torch.tensor(keep), torch.tensor(group), alone
-        )
-        for s in range(n):
-            kept = [rewards[i] for i in range(n) if keep[i] and group[i] == group[s]]
-            mean = math.fsum(kept) / len(kept) if kept else 0.0
-            std = math.sqrt(math.fsum((x - mean) ** 2 for x in kept) / len(kept)) if kept else 0.0
-            baseline, std = (0.0, 1.0) if len(kept) == 1 and alone == "reward" else (mean, std)
-            assert out.size[s] == len(kept)
-            assert out.mean[s] == near(baseline)
-            assert out.std[s] == near(std)
-            assert out.centered[s] == near(rewards[s] - baseline if keep[s] else 0.0)
 
 
 def test_a_lone_sample_has_an_advantage_of_its_own_size_or_none():

@@ -2,31 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 
 import rollout_corr as rc
-from builders.batches import check, lay_out, random_sequences
+from builders.batches import lay_out, random_sequences
 from builders.rounding import near
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-OLD = rc.Spec(
-    rc.Weight.token(upper=1.5, decay=0.7),
-    (rc.Criterion("age", upper=3), rc.Criterion("age", "sequence", "mean", upper=2.4)),
-    rejected="both",
-)
 SMALL = rc.Spec(criteria=(rc.Criterion("age", upper=1),))
-
-
-@pytest.mark.parametrize("layout", ["packed_gaps", "padded_left", "list"])
-def test_versions_of_sequences(layout):
-    sequences = [replace(q, versions=v) for q, v in zip(random_sequences(4), (7, 3, 8, 5, 0, 6), strict=True)]
-    for whole in (False, True):
-        _, expected = check(sequences, OLD, layout, whole=whole)
-        assert {False, True} == set(expected.keep)
 
 
 def test_age_metrics_without_a_spec_that_reads_ages():
@@ -86,22 +71,6 @@ def test_weights_of_newer_versions_do_not_grow():
     out = rc.correct(x, x, rc.Batch(versions=rc.Versions(versions, 7)), spec=spec)
     assert out.weights.tolist() == [[1.0, 1.0, 0.5], [1.0, 0.25, 2.0**-5]]
     assert out.metrics()["weight_mean"] == 1.0 and out.metrics()["age_min"] == -2.0
-
-
-def test_policy_loss_takes_versions_for_its_spec():
-    laid = lay_out(random_sequences(8, advantages="sequence"), "padded_right")
-    new = laid.train.clone().requires_grad_()
-    batch = rc.Batch(mask=laid.mask, versions=rc.Versions(laid.versions, laid.current_version))
-    given = {"old_logp": laid.train, "rollout_logp": laid.rollout}
-    loss = rc.policy_loss(new, laid.advantages, batch, spec=OLD, **given)
-    apart = laid.correct(OLD)
-    assert torch.equal(loss.weights, apart.weights) and torch.equal(loss.mask, apart.mask)
-    found = loss.metrics()
-    assert {name: found[name] for name in apart.metrics()} == apart.metrics()
-    assert "surrogate_loss_mean" in found
-    # Without a Spec nothing reads them.
-    without = rc.policy_loss(new, laid.advantages, batch, **given)
-    assert torch.equal(without.value, rc.policy_loss(new, laid.advantages, mask=laid.mask, **given).value)
 
 
 def test_an_external_tensor_may_be_called_age():

@@ -210,6 +210,14 @@ def test_nothing_reads_a_value_on_a_device(block):
         call.drawn.tensors, call.drawn.batch = on_meta(call.drawn.tensors), on_meta(call.drawn.batch)
         out = call.corrected(call.spec, "torch")
         assert {x.device.type for x in (out.keep, out.mask, out.statistics.sums)} == {"meta"}
+    for name in SURROGATES:
+        call = judges.loss(f"meta {name} {block}", name, True)
+        if call.drawn.laid.layout.kind not in ("list", "jagged"):
+            call.drawn.tensors, call.drawn.batch = on_meta(call.drawn.tensors), on_meta(call.drawn.batch)
+            call.given, call.correction = on_meta(call.given), "nothing"
+            out, new, _ = call.lost("torch", call.loss)
+            (slopes,) = torch.autograd.grad(out.value, [new])
+            assert {x.device.type for x in (out.value, out.mask, out.statistics.sums, slopes)} == {"meta"}
 
 
 @pytest.fixture

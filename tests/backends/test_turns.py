@@ -82,16 +82,6 @@ def test_gspo_over_turns_is_gspo_whose_sequences_are_the_turns(surrogate):
         assert one.value.equal(other.value) and slope.equal(wanted)
 
 
-def test_a_loss_corrects_by_turns_as_correct_does():
-    batch = random_sequences(5, (5, 1, 7, 4))
-    laid = lay_out(batch, "packed", torch.float32)
-    offsets = offsets_of(laid, random_turns(batch, 5))
-    found, _ = loss_of(laid, SPEC, turns=offsets)
-    out = laid.correct(SPEC, turns=offsets)
-    assert found.mask.equal(out.mask) and found.keep_turns.equal(out.keep_turns) and found.weights.equal(out.weights)
-    assert out.metrics().items() <= found.metrics().items() and found.value.isfinite()
-
-
 def test_no_samples_have_no_ids():
     assert rc.correct([], [], rc.Batch(turns=[]), spec=rc.Spec(turns=True)).turns.tolist() == [0]
 

@@ -63,6 +63,8 @@ def test_of_labels(units):
 def test_unknown_names_list_the_known_ones():
     with pytest.raises(ValueError, match=r"names: expected 'dashboard' or one of \['native', 'verl'\] .*'dashbord'"):
         corrected().metrics("dashbord")
+    with pytest.raises(TypeError, match="prefix: expected a string such as 'mismatch/', got int 3"):
+        corrected().metrics(prefix=3)
 
 
 @pytest.mark.parametrize(

@@ -36,19 +36,6 @@ def test_the_ten_are_metrics_with_the_ranges_of_the_limits():
     assert all(healthy == by_metrics[key] for key, healthy in (*rows, *of_loss))
 
 
-def test_a_prefix_and_the_order_of_keys():
-    plain, prefixed = OUT.metrics(), OUT.metrics(prefix="mismatch/")
-    assert prefixed == {f"mismatch/{key}": value for key, value in plain.items()}
-    assert OUT.metrics_async().result(prefix="mismatch/") == prefixed
-    assert list((OUT.statistics + OUT.statistics).metrics()) == list(plain)
-    spec = rc.spec("verl.decoupled_token_is")
-    by_verl = rc.correct(BATCH.train_logp, BATCH.rollout_logp, cu_seqlens=BATCH.cu_seqlens, spec=spec)
-    own = by_verl.metrics(names="verl")
-    assert by_verl.metrics(names="verl", prefix="x/") == {f"x/{key}": value for key, value in own.items()}
-    with pytest.raises(TypeError, match="prefix: expected a string such as 'mismatch/', got int 3"):
-        OUT.metrics(prefix=3)
-
-
 @pytest.fixture
 def run(monkeypatch, tmp_path):
     """Run a tracker's block in an empty folder, with nothing sent anywhere."""

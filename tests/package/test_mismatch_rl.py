@@ -62,15 +62,6 @@ def test_the_sampler_says_what_it_sampled_with(example):
     assert example.reward_of(wanted.roll(1, 0), wanted).mean() < 0.1
 
 
-@pytest.mark.parametrize("bits", [2, 8])
-def test_rounded(example, bits):
-    weight = torch.randn(6, 50, generator=torch.Generator().manual_seed(0))
-    close = example.rounded(weight, bits)
-    step = weight.abs().amax(1) / (2 ** (bits - 1) - 1)
-    assert ((close - weight).abs().amax(1) <= step / 2 * 1.001).all()
-    assert max(len(row.unique()) for row in close) <= 2**bits - 1
-
-
 def test_the_p_value_and_the_table(results):
     """Sign patterns are counted by hand; means of last quarters of curves that are easy to add up."""
     assert results.p_value([1.0, 2.0, 3.0]) == 2 / 8 and results.p_value([3.0, 1.0, -1.0]) == 4 / 8 + 2 / 8
@@ -83,17 +74,6 @@ def test_the_p_value_and_the_table(results):
     plain, better = results.rows_of({"uncorrected": runs(0.1, 0.3), "token truncation": runs(0.3, 0.4)})
     assert plain == ["uncorrected", "0.200 +- 0.100", "-", "0.500", "0.250", "1.000"]
     assert better[1:3] == ["0.350 +- 0.050", "+0.150 (within noise, p = 0.500, better in 2 of 2 seeds)"]
-
-
-def test_arms_are_the_recipes(example):
-    """The arms are what the page says."""
-    arms = example.ARMS
-    assert arms["no mismatch"] == arms["uncorrected"] and not arms["uncorrected"].criteria
-    assert arms["uncorrected"].weight is None
-    assert arms["token truncation"].weight == arms[example.SUGGESTED].weight == rc.Weight.token(upper=2.0)
-    (product,), (geometric,) = (arms[x].criteria for x in ("sequence rejection", "geometric masking"))
-    assert (product.reduce, product.lower, product.upper) == ("sum", 0.5, 2.0)
-    assert (geometric.reduce, geometric.lower, geometric.upper) == ("mean", 1 / 1.1, 1.1)
 
 
 def test_the_bounds_of_readme_are_suggested_once(example, monkeypatch):
