@@ -135,6 +135,21 @@ BF16 = Declared("subtract in bf16", "differences.md", "subtract in bf16", among(
 PROPAGATES = Declared(
     "non-finite log-probs go on into the loss there", "differences.md", "let the NaN through into the loss", NONFINITE
 )
+# What verl, SkyRL and xtuner do.
+REJECTS = Declared(
+    "a non-finite token rejects its sequence here",
+    "differences.md",
+    "Most frameworks let the NaN through into the loss (verl's weights, xtuner, SkyRL",
+    NONFINITE,
+)
+# What verl and SkyRL do.
+LEFT_OUT = Declared(
+    "a token that is not finite is left out here",
+    "differences.md",
+    "NaN or infinity at a valid token; with a sum over rows at a masked one too (verl, SkyRL)",
+    among("infinite", "nan_in_front", "nan_behind_mask"),
+    shows=in_clean_rows,
+)
 FAR = (
     beyond(20.0, "new", "ref"),
     *(beyond(20.0, *pair, sums=True) for pair in (("old", "rollout"), ("new", "rollout"), ("new", "old"))),

@@ -15,7 +15,7 @@ from conformance.sources import Source
 
 
 class Settings(SimpleNamespace):
-    """A configuration as verl's: attributes, and `get`."""
+    """A configuration as verl and SkyRL have it: attributes, and `get`."""
 
     def get(self, name: str, default: Any = None) -> Any:
         """Return a field, or the default if there is none."""

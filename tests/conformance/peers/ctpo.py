@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -13,18 +12,11 @@ import rollout_corr as rc
 from conformance.batches import FINITE, Batch
 from conformance.rows import CLAMP, Declared, Row, Side, draw, loss_of, of_loss
 from conformance.sources import Source
+from conformance.verl_parts import Settings
 
 DISTRIBUTION, PACKAGE, CHECKOUT = None, "verl", "ctpo"
 
 ALGORITHMS = "verl/trainer/ppo/core_algos.py"
-
-
-class Config(SimpleNamespace):
-    """The attributes of verl's ActorConfig that the losses read."""
-
-    def get(self, name: str, default: Any) -> Any:
-        """Read a field of the mapping that ActorConfig is too."""
-        return getattr(self, name, default)
 
 
 # The bounds of the losses whose band is fixed, and of those whose band grows.
@@ -53,7 +45,7 @@ def rows(source: Source) -> Iterator[Row]:
 def row(source: Source, name: str, mode: str, adaptive: bool) -> Row:
     """Compare one of them."""
     function = f"_compute_policy_loss_cum_token{'_la' * adaptive}_impl"
-    cut = source.cut(ALGORITHMS, function, ActorConfig=Config)
+    cut = source.cut(ALGORITHMS, function, ActorConfig=Settings)
     power = {"clip_ratio_la_power": 0.5 if mode == "cumprod" else -0.5}
 
     def ours(given: Batch, **drawn: Any) -> Tensor:
@@ -61,7 +53,7 @@ def row(source: Source, name: str, mode: str, adaptive: bool) -> Row:
 
     def theirs(given: Batch, **drawn: Any) -> Tensor:
         plain = {"clip_ratio": 0.2, "clip_ratio_low": None, "clip_ratio_high": None, "global_batch_info": {}}
-        config = Config(**{**plain, **power, **drawn})
+        config = Settings(**{**plain, **power, **drawn})
         return cut(given.old, given.new, given.token_advantages, given.mask, config=config, ratio_mode=mode)[0]
 
     def gradient(run: Any) -> Side:

@@ -17,8 +17,9 @@ from conformance.batches import Batch
 from conformance.rows import (
     BF16,
     CLAMP,
+    LEFT_OUT,
     NO_LOWER_CLAMP,
-    NONFINITE,
+    REJECTS,
     Declared,
     Result,
     Row,
@@ -26,7 +27,6 @@ from conformance.rows import (
     both,
     configuration,
     draw,
-    in_clean_rows,
     loss_and_gradient,
     loss_of,
     of_loss,
@@ -37,6 +37,7 @@ from conformance.rows import (
 )
 from conformance.rows import Settings as ConformanceSettings
 from conformance.sources import Source
+from conformance.verl_parts import Settings
 from rollout_corr.frameworks.shared.settings import Given
 from rollout_corr.frameworks.skyrl import config, dropin, losses
 
@@ -59,24 +60,11 @@ FUNCTIONS = {
 WITHIN = (2e-6, 2e-5)
 
 
-NO_NUMBER = Declared(
-    "a non-finite token rejects its sequence here",
-    "differences.md",
-    "Most frameworks let the NaN through into the loss (verl's weights, xtuner, SkyRL",
-    NONFINITE,
-)
 PADDING = Declared(
     "NaN in the padding",
     "dropins_in_depth.md",
     "NaN or infinity at a masked token makes the ratio of the sequence NaN",
     among("nan_behind_mask"),
-)
-LEFT_OUT = Declared(
-    "a token that is not finite is left out here",
-    "differences.md",
-    "NaN or infinity at a valid token; with a sum over rows at a masked one too",
-    among("infinite", "nan_in_front", "nan_behind_mask"),
-    shows=in_clean_rows,
 )
 SINGLE = Declared(
     "the spread of one slot is NaN there",
@@ -84,16 +72,8 @@ SINGLE = Declared(
     "the spread of a single slot is NaN",
     lambda given, settings: given.mask.numel() == 1,
 )
-OF_CORRECTION = (BF16, NO_NUMBER, PADDING)
+OF_CORRECTION = (BF16, REJECTS, PADDING)
 OF_LOSSES = (BF16, LEFT_OUT)
-
-
-class Settings(SimpleNamespace):
-    """A block of the configuration."""
-
-    def get(self, name: str, default: Any = None) -> Any:
-        """Return a field, or the default if there is none."""
-        return getattr(self, name, default)
 
 
 def settings_of(drawn: dict[str, Any]) -> Settings:

@@ -21,8 +21,9 @@ from conformance.parsed import find, parsed
 from conformance.rows import (
     BF16,
     CLAMP,
+    LEFT_OUT,
     NO_LOWER_CLAMP,
-    NONFINITE,
+    REJECTS,
     Declared,
     Result,
     Row,
@@ -31,7 +32,6 @@ from conformance.rows import (
     both,
     configuration,
     draw,
-    in_clean_rows,
     loss_and_gradient,
     no_number,
     preset,
@@ -64,12 +64,6 @@ COUNTED = (1e-7, 2e-5)
 # --- differences that the pages state ---
 
 
-NO_NUMBER = Declared(
-    "a non-finite token rejects its sequence here",
-    "differences.md",
-    "Most frameworks let the NaN through into the loss (verl's weights",
-    NONFINITE,
-)
 PADDING = Declared(
     "NaN in the padding",
     "dropins_in_depth.md",
@@ -90,7 +84,7 @@ WHOLE_ICEPOP = Declared(
     lambda given, settings: ICEPOP.when(given, settings["algorithm"]["rollout_correction"]),
     shows=no_number,
 )
-OF_CORRECTION = (BF16, NO_NUMBER, PADDING, ICEPOP)
+OF_CORRECTION = (BF16, REJECTS, PADDING, ICEPOP)
 TINY = Declared(
     "a correlation of tiny probabilities",
     "differences.md",
@@ -101,13 +95,6 @@ TINY = Declared(
     keys=("training/rollout_actor_probs_pearson_corr",),
 )
 
-LEFT_OUT = Declared(
-    "a token that is not finite is left out here",
-    "differences.md",
-    "NaN or infinity at a valid token; with a sum over rows at a masked one too (verl",
-    among("infinite", "nan_in_front", "nan_behind_mask"),
-    shows=in_clean_rows,
-)
 EMPTY = Declared("no token: NaN there", "differences.md", "a batch without a token (verl", among("all_masked"))
 # The mean of what verl has clamped to +-20.
 FAR_KL = Declared(

@@ -16,7 +16,7 @@ import rollout_corr as rc
 from conformance.batches import Batch
 from conformance.rows import (
     BF16,
-    NONFINITE,
+    REJECTS,
     Declared,
     Result,
     Row,
@@ -47,12 +47,6 @@ IGNORED = -100
 WITHIN = (2e-7, 2e-5)
 
 
-NO_NUMBER = Declared(
-    "a non-finite token rejects its sequence here",
-    "differences.md",
-    "Most frameworks let the NaN through into the loss (verl's weights, xtuner",
-    NONFINITE,
-)
 PADDING = Declared(
     "NaN behind the mask",
     "dropins_in_depth.md",
@@ -68,7 +62,7 @@ OWN_MASK = Declared(
         and settings["rollout_is_mask_threshold"] not in (None, settings["rollout_is_threshold"])
     ),
 )
-DECLARED = (BF16, NO_NUMBER, PADDING)
+DECLARED = (BF16, REJECTS, PADDING)
 
 
 def correction(rng: Random) -> dict[str, Any]:
