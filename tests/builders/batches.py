@@ -14,23 +14,25 @@ import torch
 import rollout_corr as rc
 from builders.calls import bundled
 from builders.rounding import FORMULA, margin
+from frozen.generator import GARBAGE, VERSION_GARBAGE, LaidOut, Layout, Tokens
 from oracles import correction as oracle
 from oracles import metrics as oracle_metrics
 from rollout_corr.backends import blocks
 from rollout_corr.backends.run import CORRECTIONS
 from rollout_corr.backends.whole import run_whole
 
-LAYOUTS = (
-    "packed",
-    "packed_row",
-    "packed_gaps",
-    "padded_right",
-    "padded_left",
-    "padded_holes",
-    "padded_strided",
-    "jagged",
-    "list",
-)
+_LAYOUTS = {
+    "packed": Layout("packed"),
+    "packed_row": Layout("row", offsets=torch.int64),
+    "packed_gaps": Layout("gaps", offsets=torch.int64),
+    "padded_right": Layout("right"),
+    "padded_left": Layout("left"),
+    "padded_holes": Layout("holes"),
+    "padded_strided": Layout("right", "slice"),
+    "jagged": Layout("jagged"),
+    "list": Layout("list"),
+}
+LAYOUTS = tuple(_LAYOUTS)
 MASK_DTYPES = (
     torch.bool,
     torch.uint8,
@@ -43,9 +45,6 @@ MASK_DTYPES = (
     torch.float32,
     torch.float64,
 )
-# What stands where no token is valid. None of it may reach a result.
-GARBAGE = (math.nan, math.inf, -math.inf, -1e10, 0.0)
-NO_VERSIONS = (-1, 10**9, -(10**9))
 # The tokens of a small block.
 SMALL = 8
 
@@ -86,7 +85,9 @@ def random_sequences(
             full = train if renormalized == "rollout" else rollout
             full[:] = [x + y if m else x for x, y, m in zip(full, mass, mask, strict=True)]
         given = {"token": tokens, "sequence": rng.choice((-0.5, 0.25, 1.0)), None: None}[advantages]
-        versions = [of_versions.choice((0, 3, 4, 6, 7, 7)) if m else of_versions.choice(NO_VERSIONS) for m in mask]
+        versions = [
+            of_versions.choice((0, 3, 4, 6, 7, 7)) if m else int(of_versions.choice(VERSION_GARBAGE)) for m in mask
+        ]
         kept = mass, renormalized or "rollout", versions, 7
         made.append(oracle.Sequence(train, rollout, mask, given, {"entropy": extra} if external else {}, *kept))
     return made
@@ -204,6 +205,7 @@ class Laid:
     versions: object = None
     current_version: int = 0
     others: dict = field(default_factory=dict)
+    out: LaidOut | None = None  # made it
 
     def correct(self, spec, call=rc.correct, **overrides):
         arguments = {
@@ -243,78 +245,38 @@ class Laid:
 
 def lay_out(sequences, layout, dtype=torch.float64, mask_dtype=torch.bool, seed=0):
     """Turn sequences into tensors of a layout. Slots without a token hold garbage; in a gap even the mask is 1."""
-    rng = random.Random(seed)
     lengths = [len(q) for q in sequences]
-    total = sum(lengths)
+    out = LaidOut(Tokens(lengths, [], {}, {}, [[n] for n in lengths]), _LAYOUTS[layout], random.Random(seed))
     per_sequence = any(q.advantages is not None and not isinstance(q.advantages, list) for q in sequences)
     with_advantages = not sequences or any(q.advantages is not None for q in sequences)
     names = sorted({name for q in sequences for name in q.external}) if sequences else ["entropy"]
 
-    if layout.startswith("padded"):
-        width = max([*lengths, 1]) + 2
-        columns = []
-        for length in lengths:
-            spare = width - length
-            if layout == "padded_left":
-                columns.append(range(spare, width))
-            elif layout == "padded_holes":
-                columns.append(sorted(rng.sample(range(width), length)))
-            else:
-                columns.append(range(length))
-        places = [[row * width + c for c in picked] for row, picked in enumerate(columns)]
-        size, shape = len(lengths) * width, (len(lengths), width)
-    else:
-        before, after = (3, 2) if layout == "packed_gaps" else (0, 0)
-        starts = [before + sum(lengths[:s]) for s in range(len(lengths) + 1)]
-        places = [list(range(starts[s], starts[s + 1])) for s in range(len(lengths))]
-        size = before + total + after
-        shape = (1, size) if layout == "packed_row" else (size,)
-
-    def build(rows, kind, fill):
-        if layout == "list":
-            return [torch.tensor(row, dtype=torch.float64).to(kind) for row in rows]
-        flat = fill(size)
-        for row, picked in zip(rows, places, strict=True):
-            for value, i in zip(row, picked, strict=True):
-                flat[i] = value
-        tensor = torch.tensor(flat, dtype=torch.float64).to(kind).reshape(shape)
-        if layout == "jagged":
-            offsets = torch.tensor(starts, dtype=torch.int64)
-            return torch.nested.nested_tensor_from_jagged(tensor, offsets)
-        if layout == "padded_strided":
-            wide = torch.zeros(shape[0], shape[1] + 5, dtype=kind)
-            wide[:, 3 : 3 + shape[1]] = tensor
-            return wide[:, 3 : 3 + shape[1]]
-        return tensor
-
-    def garbage(count):
-        # Whole repetitions of a short draw: a padded batch with one long sequence has a million slots.
-        drawn = rng.choices(GARBAGE, k=min(count, 997))
-        return (drawn * (count // 997 + 1))[:count]
+    def build(rows, kind, fill=None):
+        return out.tensor([x for row in rows for x in row], kind, fill)
 
     laid = Laid(
-        train=build([q.train for q in sequences], dtype, garbage),
-        rollout=build([q.rollout for q in sequences], dtype, garbage),
-        mask=build([q.mask for q in sequences], mask_dtype, lambda count: [float(layout == "packed_gaps")] * count),
-        places=[[(s, t) for t in range(n)] for s, n in enumerate(lengths)] if layout == "list" else places,
-        shape=shape,
+        train=build([q.train for q in sequences], dtype),
+        rollout=build([q.rollout for q in sequences], dtype),
+        mask=build([q.mask for q in sequences], mask_dtype, float(layout == "packed_gaps")),
+        places=out.rows,
+        shape=out.shape,
+        cu_seqlens=out.cu_seqlens,
+        out=out,
     )
-    if layout.startswith("packed"):
-        laid.cu_seqlens = torch.tensor(starts, dtype=torch.int32 if layout == "packed" else torch.int64)
     if with_advantages:
         if per_sequence:
             laid.advantages = torch.tensor([q.advantages for q in sequences], dtype=torch.float64).to(dtype)
         else:
-            laid.advantages = build([q.advantages for q in sequences], dtype, garbage)
+            laid.advantages = build([q.advantages for q in sequences], dtype)
     if names:
-        laid.external = {name: build([q.external[name] for q in sequences], dtype, garbage) for name in names}
+        laid.external = {name: build([q.external[name] for q in sequences], dtype) for name in names}
     if any(q.mass is not None for q in sequences):
-        laid.log_mass = build([q.mass for q in sequences], dtype, garbage)
+        laid.log_mass = build([q.mass for q in sequences], dtype)
         laid.renormalized = sequences[0].renormalized
     if not sequences or any(q.versions is not None for q in sequences):
         laid.current_version = sequences[0].current_version if sequences else 0
         if not sequences or isinstance(sequences[0].versions, list):
-            laid.versions = build([q.versions for q in sequences], torch.int64, lambda n: rng.choices(NO_VERSIONS, k=n))
+            laid.versions = build([q.versions for q in sequences], torch.int64, -1.0)
         else:
             laid.versions = torch.tensor([q.versions for q in sequences])
     return laid

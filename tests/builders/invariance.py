@@ -17,6 +17,7 @@ from frozen.generator import (
     GARBAGE,
     KINDS,
     SURROGATES,
+    UNITS,
     VERSION_GARBAGE,
     Layout,
     Tokens,
@@ -53,6 +54,9 @@ class Drawn:
             random.Random(garbage), wants, layout=layout, dtypes=(self.dtype,) * 2, mask=(torch.bool, 1.0),
             extras=0.0, part=tokens,
         )  # fmt: skip
+        turns = made.batch.get("turns")
+        if turns is not None and made.laid.could_be_ids(turns):
+            made.batch["turns"] = torch.cat([turns, turns[-1:]])
         if "groups" in made.batch:
             made.batch["groups"] = rc.Groups(index=made.batch["groups"].index.long(), count=3)
         if "scale" in given:
@@ -89,7 +93,7 @@ class Drawn:
         return both.sequences(order), [order.index(s) for s in range(count)]
 
 
-def correction(seed: int, normalize=(None, "sequence", "group"), units=("token", "sequence", "prefix")) -> Drawn:
+def correction(seed: int, normalize=(None, "sequence", "group"), units=UNITS) -> Drawn:
     """Draw a correction below float64, where its bits are promised."""
     rng = random.Random(f"invariant {seed}")
     spec = None

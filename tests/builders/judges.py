@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -25,6 +26,9 @@ from oracles import batch_losses
 from oracles import correction as oracle
 from oracles import loss as oracle_loss
 from oracles import metrics as oracle_metrics
+from oracles.loss_terms import base_of
+from rollout_corr.backends import operators
+from rollout_corr.backends.loss_task import beyond_kernels
 from rollout_corr.specs.terms import Objective
 
 # --- drawing ---
@@ -35,30 +39,65 @@ def correction(seed: str, units=UNITS, rules: bool = False, **of_batch: Any) -> 
     rng = random.Random(seed)
     while True:
         call = correct_call(rng, random_spec(rng, units, rules), **of_batch)
-        batch, laid = call.drawn.batch, call.drawn.laid
-        turns = batch.get("turns", laid.turn_offsets())
-        offsets = isinstance(turns, Tensor) and not turns.is_nested and turns.equal(laid.turn_offsets())
-        # The oracle has one entropy, and a call may have two, of other dtypes.
-        both = call.spec.reads_entropy and any(criterion.name == "entropy" for criterion in call.spec.criteria)
-        if offsets and not both and ("mask" in batch or not laid.layout.padded):
+        if is_oracles(call):
             call.into = False
             return call
 
 
-def loss(seed: str, name: str, term: bool) -> Call:
+def loss(seed: str, name: str, term: bool, units: Sequence[str] | None = None) -> Call:
     """Draw a loss of a class of surrogates in `frozen.generator.SURROGATES`; with `term` it has a KL.
 
-    It has no Spec, since the step has tests of its own, and no ratio of turns or bonus of the entropy, since the oracle
-    has none.
+    It has no ratio of turns or bonus of the entropy, since the oracle has none. With `units` it has a Spec over these,
+    which propagates nothing: the oracle's sums are of finite numbers.
     """
     rng = random.Random(seed)
     while True:
-        call = loss_call(rng, replace(random_loss(rng, name), entropy_bonus=None), None)
-        right = "mask" in call.drawn.batch or not call.drawn.laid.layout.padded
-        right &= not term or call.loss.kl is not None
+        # Covariances of far log-probs are equal up to their rounding, which chooses.
+        drawn, spec, mode = replace(random_loss(rng, name), entropy_bonus=None), None, None
+        if units is not None:
+            # Half of the steps in bypass mode, where no criterion compares new and old.
+            mode = "both" if drawn.surrogate.of is not None else rng.choice(("bypass", "bypass", "decoupled", "both"))
+            spec = random_spec(rng, units, rules=False, of_loss=mode != "bypass")
+        call = loss_call(rng, drawn, spec, mode, far=rng.random() < 0.2 and not name.endswith("Cov"))
+        right = is_oracles(call) and (not term or call.loss.kl is not None)
         right &= call.correction != "correction" and getattr(call.loss.surrogate, "over", "sequence") != "turn"
+        if spec is not None:
+            takes_weight = spec.weight is not None and spec.apply and use_of(call) == "ratio"
+            right &= spec.nonfinite != "propagate" and not (takes_weight and call.loss.surrogate.has_own_bounds)
         if right and not (name == "KLCov" and is_tied(call)):
             return call
+
+
+def for_kernels(draw: Callable[[str], Call], seed: str) -> Call:
+    """The first call of a seed that the kernels take."""
+    return next(call for call in (draw(f"{seed} {i}") for i in range(99)) if on_kernels(call))
+
+
+def on_kernels(call: Call) -> bool:
+    """Whether the kernels take a call; what they leave to plain torch they refuse."""
+    if call.drawn.computes == torch.float64:
+        return False
+    if call.spec is not None and operators.beyond_kernels(call.spec) is not None:
+        return False
+    return call.loss is None or beyond_kernels(call.loss.surrogate, "scale" in call.given) is None
+
+
+def is_oracles(call: Call) -> bool:
+    """Whether the oracles know what a call brings: turns as offsets, one entropy, no padding that counts as tokens."""
+    batch, laid, spec = call.drawn.batch, call.drawn.laid, call.spec
+    turns = batch.get("turns", laid.turn_offsets())
+    offsets = isinstance(turns, Tensor) and not turns.is_nested and turns.equal(laid.turn_offsets())
+    # A call may have two entropies, of other dtypes.
+    both = spec is not None and spec.reads_entropy and any(criterion.name == "entropy" for criterion in spec.criteria)
+    return offsets and not both and ("mask" in batch or not laid.layout.padded)
+
+
+def use_of(call: Call) -> str:
+    """What a loss does with the weights of its Spec: they multiply it, take the place of its ratio, or do nothing."""
+    surrogate, name = call.loss.surrogate, type(call.loss.surrogate).__name__
+    if (surrogate.of or ("new/rollout" if call.mode == "bypass" else "new/old")) == "new/old":
+        return "factor"
+    return {"Score": "ratio", "DPPO": "ratio", "GPG": "factor", "DRO": "factor"}.get(name, "nothing")
 
 
 def is_tied(call: Call) -> bool:
@@ -88,11 +127,8 @@ class Told:
         self.drawn, self.batch, self.laid = call.drawn, call.drawn.batch, call.drawn.laid
         self.tokens, self.computes = call.drawn.laid.tokens, call.drawn.computes
         self.count = len(self.tokens.lengths)
-        if self.laid.layout.kind == "list":
-            self.places = [[(s, t) for t in range(n)] for s, n in enumerate(self.tokens.lengths)]
-        else:
-            self.places = self.tokens.rows(self.laid.places.tolist())
-        self.held = Laid(None, None, self.batch.get("mask"), self.places, self.laid.shape, self.batch.get("cu_seqlens"))
+        mask, offsets = self.batch.get("mask"), self.batch.get("cu_seqlens")
+        self.held = Laid(None, None, mask, self.laid.rows, self.laid.shape, offsets)
 
     def rows(self, name: str, dtype: torch.dtype) -> list[list[float]]:
         """A column of tokens."""
@@ -129,29 +165,47 @@ class Told:
 
 def sequences_of_correction(call: Call, told: Told) -> list:
     """The sequences of a correction as its oracle takes them."""
-    versions, made = told.batch.get("versions"), call.drawn
+    spec, made, versions = call.spec, told.drawn, told.batch.get("versions")
+    new, old = (told.rows(name, made.dtypes[0]) for name in ("new", "train"))
+    rollout = told.rows("rollout", made.dtypes[1])
     parts = {
-        "train": told.rows("train", made.dtypes[0]),
-        "rollout": told.rows("rollout", made.dtypes[1]),
+        "train": new if call.mode == "bypass" else old,
+        "rollout": rollout,
         "versions": None if versions is None else told.of_either(versions.ids, "versions", torch.int64),
         "turns": told.tokens.turns,
     }
     sequences = told.sequences(oracle.Sequence, parts, current_version=CURRENT_VERSION)
-    entropy = told.rows("entropy", made.dtypes[0] if call.spec.reads_entropy else made.computes)
-    for q, *columns in zip(sequences, told.rows("surprise", made.computes), entropy, strict=True):
-        q.external = dict(zip(("surprise", "entropy"), columns, strict=True))
+    pairs = {} if call.mode == "bypass" else {"new/rollout": (new, rollout), "new/old": (new, old)}
+    read = {criterion.of for criterion in spec.criteria}
+    entropy = told.rows("entropy", made.dtypes[0] if spec.reads_entropy else made.computes)
+    surprise = told.rows("surprise", made.computes)
+    for s, q in enumerate(sequences):
+        q.external = {"surprise": surprise[s], "entropy": entropy[s]}
+        q.others = {of: (one[s], other[s]) for of, (one, other) in pairs.items() if of in read}
     return sequences
 
 
-def judge_correction(call: Call, out: rc.Correction) -> None:
-    """Compare a correction with the oracle."""
+def answer_of(call: Call, told: Told) -> oracle.Answer:
+    """What the oracle answers to the Spec of a call."""
+    spec = call.spec
+    # Where weights do nothing in a loss, zero ones would not reject.
+    if call.loss is not None and use_of(call) == "nothing" and spec.rejected == "zero":
+        spec = replace(spec, rejected="both")
+    return oracle.correct(sequences_of_correction(call, told), spec, told.groups)
+
+
+def judge_correction(call: Call, out: rc.Correction | rc.PolicyLoss) -> None:
+    """Compare a correction, by itself or in a loss, with the oracle."""
     told = Told(call)
-    compare_correction(
-        call.spec, told, out, oracle.correct(sequences_of_correction(call, told), call.spec, told.groups)
-    )
+    wanted = answer_of(call, told)
+    if call.spec.rejected == "zero":
+        wanted = replace(wanted, mask=told.masks, mask_is_the_given=True)
+    compare_correction(call.spec, told, out, wanted, repr(call.loss))
 
 
-def compare_correction(spec: rc.Spec, told: Told, out: rc.Correction, wanted: oracle.Answer) -> None:
+def compare_correction(
+    spec: rc.Spec, told: Told, out: rc.Correction | rc.PolicyLoss, wanted: oracle.Answer, case: str = ""
+) -> None:
     """Compare a correction with an answer of the oracle to a Spec whose bounds are numbers."""
     made = told.drawn
     mask = valid = told.batch.get("mask")
@@ -163,13 +217,13 @@ def compare_correction(spec: rc.Spec, told: Told, out: rc.Correction, wanted: or
     names = oracle_metrics.metrics(wanted, spec)
     named = {name: x for name, x in out.metrics().items() if name in (*names, "tokens_outside", "sequences_padded")}
     named |= {name: x for name, x in names.items() if "ppl" in name and not abs(x) < 1e200}
-    case = f"{made.laid.layout} {made.dtypes} {spec!r}"
+    case = f"{made.laid.layout} {made.dtypes} {spec!r} {case}"
     compare_all(told.held, out, wanted, spec, kind, torch.float32, case, valid, named)
 
 
 def sequences_of_loss(call: Call, told: Told) -> list:
     """The sequences of a loss as its oracle takes them."""
-    loss, made = call.loss, call.drawn
+    loss, made, spec = call.loss, call.drawn, call.spec
     policy = made.dtypes[0]
     scale = call.given.get("scale")
     parts = {
@@ -181,6 +235,12 @@ def sequences_of_loss(call: Call, told: Told) -> list:
         "train_mask": None if call.correction == "nothing" else told.rows("trains", torch.int64),
         "group": told.groups,
     }
+    if spec is not None:
+        answer = answer_of(call, told)
+        kept = [[float(x != 0) for x in row] for row in answer.mask]
+        parts["weights"], parts["train_mask"] = answer.weights, None if spec.rejected == "zero" else kept
+        if use_of(call) == "nothing":
+            parts["weights"] = None if spec.rejected == "mask" else kept
     if scale is not None:
         of_tokens = told.of_either(scale, "scale", told.computes)
         parts["scale"] = [
@@ -188,18 +248,37 @@ def sequences_of_loss(call: Call, told: Told) -> list:
         ]
     ids = told.batch.get("sequence_ids")
     parts["number"] = None if ids is None else ids.tolist()
-    return told.sequences(oracle_loss.Sequence, parts)
+    sequences = told.sequences(oracle_loss.Sequence, parts)
+    if spec is not None and spec.nonfinite == "neutral":
+        for q in sequences:
+            at_one(q, loss.surrogate)
+    return sequences
+
+
+def at_one(q: Any, surrogate: Any) -> None:
+    """Make the ratio of a token 1 where it is none."""
+    for t, new in enumerate(q.new):
+        base = base_of(q, surrogate, t)
+        if base is not None and not math.isfinite(new - base):
+            for row in (q.old, q.rollout):
+                if row is not None:
+                    row[t] = new
+            if q.mass is not None:
+                q.mass[t] = 0.0
 
 
 def judge_loss(call: Call, backend: str) -> None:
-    """Make the call of a loss, and compare value, gradient and metrics with the oracle."""
-    told, loss, made = Told(call), call.loss, call.drawn
+    """Make the call of a loss, and compare value, gradient and metrics with the oracle, of its Spec too."""
+    told, loss, made, spec = Told(call), call.loss, call.drawn, call.spec
     out, new, _ = call.lost(backend, loss)
+    if spec is not None:
+        judge_correction(call, out)
     policy, sequences = made.dtypes[0], sequences_of_loss(call, told)
     mean, total = loss.mean, call.given.get("total")
     if mean.over == "rows":
         mean, total = replace(mean, over="original"), told.count
-    objective = Objective(loss.surrogate, loss.kl, loss.regularizer, mean=mean)
+    weighed = spec is not None and spec.apply and spec.weight is not None and use_of(call) == "ratio"
+    objective = Objective(loss.surrogate, loss.kl, loss.regularizer, mean, weights_are_the_ratio=weighed)
     total = None if total is None else float(total)
 
     def gradient(value):
@@ -209,5 +288,5 @@ def judge_loss(call: Call, backend: str) -> None:
         return told.held.read(slopes), told.held.elsewhere(slopes)
 
     laid = SimpleNamespace(gradient=gradient)
-    case = f"{made.laid.layout} {made.dtypes} {call.mode} {call.correction} {loss!r} {call.given}"
+    case = f"{made.laid.layout} {made.dtypes} {call.mode} {call.correction} {loss!r} {spec!r} {call.given}"
     compare(out, laid, sequences, objective, case, given=total, dtype=policy)

@@ -25,30 +25,7 @@ def random_turns(sequences, seed):
 
 def offsets_of(laid, turns):
     """[U + 1] offsets of turns in a layout; slots between two tokens of a padded row belong to the earlier turn."""
-    found = []
-    for s, (places, lengths) in enumerate(zip(laid.places, turns, strict=True)):
-        begin = places_begin(laid, s)
-        starts = [sum(lengths[:i]) for i in range(len(lengths))]
-        end = places_begin(laid, s + 1)
-        # A turn without tokens lies before the next one's first token.
-        found += [begin] + [flat(laid, s, places[t]) if t < len(places) else end for t in starts[1:]]
-    return torch.tensor([*found, places_begin(laid, len(turns))], dtype=torch.int64)
-
-
-def places_begin(laid, s):
-    """Where a sequence's slots begin among all."""
-    if laid.cu_seqlens is not None:
-        return int(laid.cu_seqlens[s])
-    if isinstance(laid.train, list):
-        return sum(len(row) for row in laid.train[:s])
-    if laid.train.is_nested:
-        return int(laid.train.offsets()[s])
-    return s * laid.train.shape[1]
-
-
-def flat(laid, s, place):
-    """A place of a layout among all slots."""
-    return places_begin(laid, s) + place[1] if isinstance(place, tuple) else place
+    return laid.out.turn_offsets(turns).long()
 
 
 def ids_of(laid, turns):

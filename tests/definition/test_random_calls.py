@@ -6,7 +6,7 @@ import pytest
 
 from builders import judges, loss_cases
 from builders.batches import run_as
-from frozen.generator import SURROGATES
+from frozen.generator import SURROGATES, UNITS
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -32,3 +32,12 @@ def test_losses(name, number):
     for seed in range(20 * number, 20 * number + 20):
         with loss_cases.run_as(WAYS[seed % 3]):
             judges.judge_loss(judges.loss(f"judged {name} {seed}", name, seed % 2 == 1), "torch")
+
+
+@pytest.mark.parametrize("number", ROUNDS)
+@pytest.mark.parametrize("name", SURROGATES)
+def test_steps(name, number):
+    """A Spec inside of a loss."""
+    for seed in range(20 * number, 20 * number + 20):
+        with loss_cases.run_as(WAYS[seed % 3]), run_as(WAYS[seed % 3]):
+            judges.judge_loss(judges.loss(f"step {name} {seed}", name, seed % 2 == 1, UNITS), "torch")

@@ -248,8 +248,7 @@ class LaidOut:
             first = {"right": 0, "left": 1, "holes": 0}[layout.kind]
             columns = [range(first * (width - n), first * (width - n) + n) for n in lengths]
             if layout.kind == "holes":
-                # One empty column somewhere in each row.
-                columns = [_without(range(n + 1), rng.randint(0, n)) for n in lengths]
+                columns = [sorted(rng.sample(range(width), n)) for n in lengths]
             places = [s * width + c for s, row in enumerate(columns) for c in row]
         else:
             before, after = (3, 2) if layout.kind == "gaps" else (0, 0)
@@ -260,6 +259,13 @@ class LaidOut:
         self.places = torch.tensor(places, dtype=torch.int64)
         # A short draw, repeated: a large padded batch has a million slots.
         self.garbage = torch.tensor(rng.choices(GARBAGE, k=101), dtype=torch.float64)
+
+    @property
+    def rows(self) -> list[list[Any]]:
+        """Where the tokens of each sequence are among the slots; of a list, the row and the place in it."""
+        if self.layout.kind == "list":
+            return [[(s, t) for t in range(n)] for s, n in enumerate(self.tokens.lengths)]
+        return self.tokens.rows(self.places.tolist())
 
     @property
     def cu_seqlens(self) -> Tensor | None:
@@ -283,24 +289,28 @@ class LaidOut:
         lying.copy_(made)
         return lying
 
-    def turn_offsets(self) -> Tensor:
-        """[U + 1] offsets of turns among the slots; slots between two tokens belong to the earlier turn."""
+    def turn_offsets(self, of_turns: list[list[int]] | None = None) -> Tensor:
+        """[U + 1] offsets of turns, by default of its own, among the slots.
+
+        Slots between two tokens belong to the earlier turn.
+        """
         found, place = [], 0
-        for s, (length, turns) in enumerate(zip(self.tokens.lengths, self.tokens.turns, strict=True)):
+        every = self.tokens.turns if of_turns is None else of_turns
+        for s, (length, turns) in enumerate(zip(self.tokens.lengths, every, strict=True)):
             starts = list(itertools.accumulate(turns, initial=0))[1:-1]
             found += [self.begins[s]]
             found += [int(self.places[place + t]) if t < length else self.begins[s + 1] for t in starts]
             place += length
         return torch.tensor([*found, self.begins[-1]], dtype=self.layout.offsets)
 
+    def could_be_ids(self, offsets: Tensor) -> bool:
+        """Tell whether there are as many offsets of turns as slots or tokens, which is refused."""
+        return offsets.shape[0] in (math.prod(self.shape), len(self.places))
+
     def turn_ids(self) -> Any:
         """An id for each token, which differs between neighboring turns."""
         ids = [float(i % 5) for i, n in enumerate(n for row in self.tokens.turns for n in row) for _ in range(n)]
         return self.tensor(ids, torch.int32, 0.0)
-
-
-def _without(places: range, one: int) -> list[int]:
-    return [place for place in places if place != one]
 
 
 # --- a batch ---
@@ -447,9 +457,7 @@ def _turns(rng: random.Random, laid: LaidOut, batch: dict[str, Any]) -> Any:
     """Turns as offsets, as ids, as ids with a bound on their number, or as the runs of the mask."""
     kind = rng.choice(("offsets", "offsets", "ids", "at most", "runs"))
     offsets = laid.turn_offsets()
-    # Offsets that could be ids are refused.
-    sizes = (math.prod(laid.shape), len(laid.places))
-    if kind == "offsets" and offsets.shape[0] in sizes:
+    if kind == "offsets" and laid.could_be_ids(offsets):
         kind = "ids"
     if kind == "offsets":
         return offsets
@@ -613,7 +621,9 @@ SURROGATES: dict[str, Callable[[random.Random, dict[str, Any]], Any]] = {
         rng.choice(("token", "sequence")), **own,
     ),
     "VESPO": lambda rng, own: rc.VESPO(**own),
-    "ClipCov": lambda rng, own: rc.ClipCov(0.2, 0.2, share=0.2, lower=-0.5, upper=5.0, seed=rng.randrange(9), **own),
+    "ClipCov": lambda rng, own: rc.ClipCov(
+        0.2, 0.2, rng.choice((None, 1.2)), share=0.2, lower=-0.5, upper=5.0, seed=rng.randrange(9), **own
+    ),
     "KLCov": lambda rng, own: rc.KLCov(0.2, 0.7, **own),
     "REAL": lambda rng, own: rc.REAL(rng.choice((0.5, 0.05)), **own),
 }  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from oracles.loss_terms import Sequence, advantage, base_of, clip, mean, ppo, trained, valid
+from oracles.loss_terms import Sequence, advantage, base_of, clip, mean, mean_log_ratio, ppo, trained, valid
 from oracles.numbers import exp
 
 BITS = 2**64
@@ -127,7 +127,7 @@ def slope_of(s, q: Token) -> float:
 
 def score(s, tokens: list[Token]) -> float:
     """The mean log-ratio of a sequence."""
-    return clip(mean(clip(q.x, -1024.0, 1024.0) for q in tokens), -s.clamp, s.clamp)
+    return clip(mean_log_ratio(q.x for q in tokens), -s.clamp, s.clamp)
 
 
 def contrasts(s, sequences: list[Sequence]) -> dict[int, tuple[dict[int, float], dict[int, float]]]:

@@ -7,7 +7,7 @@ tokens, a unit a list of their places, a sum is `math.fsum`. Metrics are in `met
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from oracles.numbers import (
@@ -41,6 +41,7 @@ class Sequence:
     versions: list | int | None = None  # of the policies that sampled, per token or for the whole sequence
     current_version: int = 0
     turns: list | None = None  # lengths that add up to the tokens
+    others: dict = field(default_factory=dict)  # two log-probs by `Criterion.of`, of other pairs of policies
 
     def __len__(self):
         return len(self.train)
@@ -156,13 +157,23 @@ def read_tokens(sequence, spec):
     return tokens
 
 
+def read_pairs(sequence, spec):
+    """The tokens of every pair of policies by `Criterion.of`; no kept mass lies between new and old."""
+    found = {"train/rollout": read_tokens(sequence, spec)}
+    for of, (train, rollout) in sequence.others.items():
+        mass = None if of == "new/old" else sequence.mass
+        found[of] = read_tokens(replace(sequence, train=train, rollout=rollout, mass=mass), spec)
+    return found
+
+
 def measured(row, places):
     return [t for t in places if row[t] is not None and row[t].measured]
 
 
-def rejects_nonfinite(spec, row):
+def rejects_nonfinite(spec, rows):
+    """Whether a token that is not finite, for one of the pairs of policies, rejects its sequence."""
     acts = spec.weight is not None or len(spec.criteria) > 0
-    return acts and spec.nonfinite == "reject" and any(t is not None and not t.finite for t in row)
+    return acts and spec.nonfinite == "reject" and any(t is not None and not t.finite for row in rows for t in row)
 
 
 # --- criteria ---
@@ -281,7 +292,7 @@ def weigh(spec, sequence, row, alive):
     return raw, growths, units
 
 
-def divisor(spec, sequences, tokens, bounded, units, s, groups):
+def divisor(spec, tokens, broken, bounded, units, s, groups):
     """The mean that the weights of a sequence are divided by; None: there is none."""
     normalize = spec.weight.normalize
     together = {
@@ -296,7 +307,7 @@ def divisor(spec, sequences, tokens, bounded, units, s, groups):
             counted = [bounded[i][t] for t in measured(tokens[i], range(len(tokens[i])))]
         else:
             counted = [weight for _, weight in units[i]]
-        if normalize == "batch" or not rejects_nonfinite(spec, tokens[i]):
+        if normalize == "batch" or not broken[i]:
             values += counted
     return add(values) / len(values) if values else None
 
@@ -306,13 +317,17 @@ def divisor(spec, sequences, tokens, bounded, units, s, groups):
 
 def correct(sequences, spec, groups=None):
     """Everything that `rollout_corr.correct` computes, from a list of Sequence and their groups."""
-    tokens = [read_tokens(sequence, spec) for sequence in sequences]
+    pairs = [read_pairs(sequence, spec) for sequence in sequences]
+    tokens = [rows["train/rollout"] for rows in pairs]
+    # Any pair rejects the sequence; a weight is of train and rollout alone.
+    broken = [rejects_nonfinite(spec, [row]) for row in tokens]
     alive = [[True] * len(row) for row in tokens]
     outcomes = {}
     for early in (True, False):
         for criterion in spec.criteria:
             if (criterion.over == "token") == early:
-                found = [decide(criterion, spec, *one) for one in zip(sequences, tokens, alive, strict=True)]
+                rows = [of.get(criterion.of, of["train/rollout"]) for of in pairs]
+                found = [decide(criterion, spec, *one) for one in zip(sequences, rows, alive, strict=True)]
                 outcomes[criterion.label] = Outcome(criterion, *([one[i] for one in found] for i in range(4)))
         if early and spec.sums_over == "kept":
             taken = [outcome.dropped for outcome in outcomes.values()]
@@ -321,7 +336,7 @@ def correct(sequences, spec, groups=None):
 
     keep, keep_turns, rejected = [], [], []
     for s, (sequence, row) in enumerate(zip(sequences, tokens, strict=True)):
-        falls, lost_turns = rejects_nonfinite(spec, row), set()
+        falls, lost_turns = rejects_nonfinite(spec, pairs[s].values()), set()
         for outcome in outcomes:
             over, drop, failed = outcome.criterion.over, outcome.criterion.drop, outcome.failed[s]
             falls = falls or (any(failed) and (drop == "sequence" or (drop == "unit" and over == "sequence")))
@@ -343,14 +358,14 @@ def correct(sequences, spec, groups=None):
             [None if w is None else bound(weight, w, growth) for w, growth in zip(*rows, strict=True)]
             for rows in zip(raw, growths, strict=True)
         ]
-        divided = [divisor(spec, sequences, tokens, bounded, units, s, groups) for s in range(len(tokens))]
+        divided = [divisor(spec, tokens, broken, bounded, units, s, groups) for s in range(len(tokens))]
     weights = None
     if spec.apply and (weight is not None or spec.rejected != "mask"):
         weights = []
         for s, (sequence, row) in enumerate(zip(sequences, tokens, strict=True)):
             weights.append([0.0] * len(row))
             for t in measured(row, range(len(row))):
-                if rejects_nonfinite(spec, row) or (rejected[s][t] and spec.rejected != "mask"):
+                if broken[s] or (rejected[s][t] and spec.rejected != "mask"):
                     continue
                 w = 1.0 if weight is None else bounded[s][t]
                 if w and divided[s] is not None and not divided[s] <= 1e-8:

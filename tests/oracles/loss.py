@@ -19,6 +19,7 @@ from oracles.loss_terms import (
     known,
     level_of,
     mean,
+    mean_log_ratio,
     over_kept_set,
     ppo,
     rec_keeps,
@@ -55,9 +56,9 @@ def surrogate_losses(s, sequence, new, stopped, weights_are_ratio, looked=None):
         if kind == "PPO":
             found[t] = ppo(s, ratio(x), a)
         elif kind == "GSPO":
-            level = mean(x_of(u, new) for u in tokens)
+            level = mean_log_ratio(x_of(u, new) for u in tokens)
             if s.through == "token":
-                level = mean(x_of(u, stopped) for u in tokens) + (new[t] - stopped[t])
+                level = mean_log_ratio(x_of(u, stopped) for u in tokens) + (new[t] - stopped[t])
             found[t] = ppo(s, ratio(level), a)
         elif kind == "AveragePPO":
             found[t] = ppo(s, ratio(at_level(s, x, [x_of(u, new) for u in tokens])), a)

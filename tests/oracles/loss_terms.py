@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from oracles.numbers import exp, fsum, larger, log, smaller
+from oracles.numbers import D_RANGE, exp, fsum, larger, log, smaller
 
 
 @dataclass
@@ -86,6 +86,11 @@ def mean(values):
     return fsum(values) / len(values) if values else 0.0
 
 
+def mean_log_ratio(values):
+    """The mean of log-ratios, each within the range in which sums take it."""
+    return mean(clip(x, -D_RANGE, D_RANGE) for x in values)
+
+
 def ppo(s, r, a):
     if s.delta is not None:
         r = smaller(r, s.delta)
@@ -99,7 +104,7 @@ def at_level(s, x, all_x):
     """The log-ratio of a token, of its sequence, or of one of the two means of both, each clamped."""
     if s.level == "token":
         return x
-    whole = mean(all_x)
+    whole = mean_log_ratio(all_x)
     if s.level == "sequence":
         return whole
     x, whole = clip(x, -s.clamp, s.clamp), clip(whole, -s.clamp, s.clamp)
@@ -129,7 +134,7 @@ def level_of(s, x, all_x, weights):
     """The log-ratio that a surrogate's ratio is made of."""
     kind = type(s).__name__
     if kind in ("GSPO", "REAL"):
-        return mean(all_x)
+        return mean_log_ratio(all_x)
     if kind == "VESPO":
         return vespo_log_ratio(s, all_x, weights)
     if kind == "DRO" and s.level == "sequence":
