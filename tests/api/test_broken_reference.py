@@ -9,78 +9,67 @@ import torch
 
 import rollout_corr as rc
 from builders.kernel_cases import INTERPRETED
-from builders.loss_cases import LOOKING, SURROGATES, run_as
+from builders.loss_cases import run_as
 from builders.rounding import all_near, near
-from rollout_corr.backends.loss_task import beyond_kernels
 
 pytestmark = INTERPRETED
 
-ALL = SURROGATES | LOOKING
-TOKEN = rc.Mean("token", over="kept")
-# Two sequences of 8 tokens; a small block holds one.
-SHAPE, PLACE, NEIGHBOR, FAR = (2, 12), (0, 3), (0, 7), (1, 2)
+OWN, SHARED = (rc.KL("k3", 0.5, mean=mean) for mean in (rc.Mean("token", over="kept"), None))
+# Two sequences of 12 tokens; a small block holds one.
+PLACE, NEIGHBOR, FAR = (0, 3), (0, 7), (1, 2)
 
 
-def call(broken, surrogate, kl, backend="auto", trains=None, device="cpu"):
+def call(broken, surrogate=rc.PPO(), kl=OWN, backend="auto", trains=None, device="cpu"):  # noqa: B008  (frozen)
     """The value, the gradient and the metrics of a batch whose reference is broken at some places."""
     generator = torch.Generator().manual_seed(0)
-    old, noise, advantages = torch.rand(4, *SHAPE, generator=generator).to(device)[:3].unbind()
-    new = (old + 0.4 * noise - 0.2).requires_grad_()
-    ref = old + 0.1
+    old, noise, advantages = torch.rand(3, 2, 12, generator=generator).to(device).unbind()
+    new, ref = (old + 0.4 * noise - 0.2).requires_grad_(), old + 0.1
     for place, value in broken.items():
         ref[place] = value
-    groups, mean = None, TOKEN
-    if surrogate.traits.sees == "groups":
-        groups, mean = rc.Groups(index=torch.zeros(2, dtype=torch.int64), count=1), rc.Mean("sequence", over="kept")
-        advantages = torch.tensor([0.5, -1.0])
-    batch = rc.Batch(groups=groups)
-    factors = None if trains is None else rc.Factors(mask=trains.to(device))
-    loss = rc.Loss(surrogate, kl=kl, mean=mean)
-    out = rc.policy_loss(
-        new, advantages - 0.5, batch, loss, old_logp=old, ref_logp=ref, correction=factors, backend=backend
-    )
+    given = {"old_logp": old, "ref_logp": ref, "correction": None if trains is None else rc.Factors(mask=trains)}
+    out = rc.policy_loss(new, advantages - 0.5, loss=rc.Loss(surrogate, kl=kl), **given, backend=backend)
     out.value.backward()
     return out.value.item(), new.grad.cpu(), out.metrics()
 
 
-def kept(broken):
-    which = torch.ones(SHAPE, dtype=torch.bool)
+def without(broken, device="cpu"):
+    which = torch.ones(2, 12, dtype=torch.bool, device=device)
     for place in broken:
         which[place] = False
     return which
 
 
-OWN, SHARED = rc.KL("k3", 0.5, mean=TOKEN), rc.KL("k3", 0.5)
-
-
 @pytest.mark.parametrize(
-    ("name", "kl", "bad"),
+    ("surrogate", "kl", "bad"),
     [
-        *((name, OWN, math.nan) for name in ALL),
-        ("ppo", OWN, math.inf),
-        ("ppo", OWN, -math.inf),
-        ("ppo", SHARED, math.nan),
+        (rc.PPO(), OWN, math.nan),
+        (rc.PPO(), OWN, math.inf),
+        (rc.PPO(), OWN, -math.inf),
+        (rc.PPO(), SHARED, math.nan),
+        (rc.GSPO(), OWN, math.nan),
+        (rc.SAPO(), OWN, math.nan),
+        (rc.ClipCov(), OWN, math.nan),
+        (rc.KLCov(), OWN, math.nan),
     ],
 )
-def test_on_plain_torch(name, kl, bad):
+def test_on_plain_torch(surrogate, kl, bad):
     """As where a training mask leaves the token out, whether another one of its block is broken too or not."""
     for broken in ({PLACE: bad}, {PLACE: bad, NEIGHBOR: math.nan}, {PLACE: bad, FAR: math.nan}):
-        wanted = call({}, ALL[name], kl, trains=kept(broken))
+        wanted = call({}, surrogate, kl, trains=without(broken))
         for way in ("blocks", "small blocks", "whole"):
             with run_as(way):
-                value, gradient, metrics = call(broken, ALL[name], kl)
+                value, gradient, metrics = call(broken, surrogate, kl)
             assert metrics["tokens_trained"] == 24 - len(broken) == wanted[2]["tokens_trained"], way
             assert metrics["tokens_loss_nonfinite"] == len(broken), way
-            assert not gradient[~kept(broken)].any(), way
+            assert not gradient[~without(broken)].any(), way
             assert value == near(wanted[0], torch.float32) and all_near(gradient, wanted[1]), way
 
 
-@pytest.mark.parametrize("name", ["ppo", "gspo", "sapo", "kl cov"])
-def test_on_kernels(name, device):
-    assert beyond_kernels(ALL[name], False) is None
+@pytest.mark.parametrize("surrogate", [rc.PPO(), rc.GSPO(), rc.SAPO(), rc.KLCov()])
+def test_on_kernels(surrogate, device):
     broken = {PLACE: math.nan}
-    wanted = call({}, ALL[name], OWN, trains=kept(broken))
-    value, gradient, metrics = call(broken, ALL[name], OWN, "triton", device=device)
+    wanted = call({}, surrogate, trains=without(broken, device), device=device)
+    value, gradient, metrics = call(broken, surrogate, backend="triton", device=device)
     assert (metrics["tokens_trained"], metrics["tokens_loss_nonfinite"]) == (23, 1)
     assert value == near(wanted[0], torch.float32) and all_near(gradient, wanted[1]) and not gradient[PLACE]
 

@@ -179,3 +179,12 @@ def test_a_scale_multiplies_the_bonus_too():
     factors = scale.where(mask != 0, 0.0).double()
     torch.testing.assert_close(entropy.grad, -0.3 * factors / 5)
     torch.testing.assert_close(out.value, -0.3 * (factors * entropy.detach()).sum() / 5)
+
+
+@pytest.mark.parametrize(("nonfinite", "slopes"), [("reject", [0.0, -0.1, -0.1]), ("propagate", [-0.1] * 3)])
+def test_a_token_that_cannot_train_has_no_bonus_unless_its_nan_passes(nonfinite, slopes):
+    new, entropy = torch.tensor([[math.nan, -1.0, -2.0]]), torch.ones(1, 3, requires_grad=True)
+    call = {"entropy": entropy, "entropy_bonus": rc.EntropyBonus(0.3), "spec": rc.Spec(nonfinite=nonfinite)}
+    logp = torch.full((1, 3), -1.0)
+    rc.policy_loss(new, torch.ones(1), **bundled_loss(old_logp=logp, rollout_logp=logp, **call)).value.backward()
+    assert entropy.grad[0].tolist() == near(slopes, torch.float32)

@@ -12,15 +12,6 @@ from rollout_corr.backends.cpu_sums import SMALL_D, SeriesSums, k3_within, outli
 from rollout_corr.definition.sequences import Packed
 
 
-def test_flags_are_spread_by_a_running_sum() -> None:
-    """As the index does it, where sequences leave no gap; empty ones at both ends and in between."""
-    lengths = torch.tensor([0, 37, 1, 0, 359, 20, 0])
-    for flags in itertools.product([False, True], repeat=7):
-        keep, plain = torch.tensor(flags), Packed.of_lengths(lengths, 417)
-        assert torch.equal(plain.spread(keep), keep.index_select(0, plain.ids))
-        assert torch.equal(Packed.of_lengths(lengths, 417).spread(keep), plain.spread(keep))
-
-
 def test_whole_numbers_are_summed_where_float64_holds_them() -> None:
     """Up to 2^53 in all; a running sum of int64 beyond, where float64 would lose the last digit."""
     x = torch.tensor([2.0**52, 2.0**52 - 1.0, 1.0, -(2.0**52)], dtype=torch.float64)

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import rollout_corr as rc
+from builders.loss_cases import run_as
 from builders.rounding import all_near, near
 from rollout_corr.backends import loss_blocks
 from rollout_corr.backends.loss_blocks import READS_VALUES, by_slope
@@ -90,17 +91,6 @@ def test_bits_of_the_definition(number, surrogate, trains):
     assert all(torch.equal(x, y) for x, y in zip(before, (given.new, given.base, given.advantages), strict=True))
 
 
-@pytest.mark.parametrize("side", [-1.0, 0.0, 1.0])
-def test_ends_of_tokens_that_train_on_one_side(side):
-    """Tokens that do not train are nearer to 0 than every one that does, or further away."""
-    given, objective = operands(trains="some"), Objective(SURROGATES[1])
-    x = given.new - given.base
-    given.base = given.new - torch.where(given.trains, side * (0.01 + x.abs()), x)
-    found, wanted = by_slope(given, objective), by_definition(given, objective)
-    assert found is not None and found.maxima == {name: float(end) for name, end in wanted[3].items()}
-    assert torch.equal(found.gradient, wanted[1])
-
-
 @pytest.mark.parametrize("spread", [0.3, 3.0])
 def test_many_tokens(spread, monkeypatch):
     """Beyond the number up to which statistics are taken in float64."""
@@ -139,6 +129,17 @@ def test_what_is_not_for_it():
     alone.base = None
     nothing = operands(many=0)
     assert by_slope(alone, Objective(ppo)) is None is by_slope(nothing, Objective(ppo))
+
+
+def test_weights_whose_sum_overflows_train():
+    """The sum of a block's finite numbers is no sign of one that is not."""
+    new, old, found = torch.linspace(-2.0, -0.1, 40).view(2, 20).requires_grad_(), torch.full((2, 20), -1.0), []
+    for way in ("blocks", "whole"):
+        with run_as(way):
+            factors = rc.Factors(weights=torch.full((2, 20), 3e37))
+            out = rc.policy_loss(new, torch.ones(2), old_logp=old, correction=factors)
+        found.append([*torch.autograd.grad(out.value, new)[0].flatten().tolist(), out.metrics()["tokens_trained"]])
+    assert found[0] == near(found[1], torch.float32) and found[0][-1] == 40
 
 
 class Doubled(rc.PPO):
