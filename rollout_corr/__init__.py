@@ -1,9 +1,9 @@
 """Rollout correction for LLM reinforcement learning: from two log-probs of each token to weights, metrics and the loss.
 
 Importing needs torch alone: no GPU, no Triton, no driver query. Where torch is imported already, all that a correction
-needs is imported with the package, else with the first name that is used: `rollout-corr --help` needs no torch. What a
-correction does not need is imported when it is first used: `policy_loss`, its surrogates, specs and recipes by name,
-`dump`, `doctor`, `suggest`, `warmup`. `__init__.pyi` lists the names.
+needs is imported with the package, and its operators are registered, else with the first name that is used:
+`rollout-corr --help` needs no torch. What a correction does not need is imported when it is first used: `policy_loss`,
+its surrogates, specs and recipes by name, `dump`, `doctor`, `suggest`, `warmup`. `__init__.pyi` lists the names.
 """
 
 import ast
