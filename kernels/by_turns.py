@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import torch
@@ -36,7 +36,7 @@ def by_turns(given: Fields, turns: Tensor, like: Tensor, names: Sequence[str]) -
         else:
             advantages = advantages.reshape(-1)
     flat = {name: x.reshape(-1) for name in names if (x := getattr(given, name)) is not None}
-    return given._replace(offsets=turns, advantages=advantages, **flat), within
+    return replace(given, offsets=turns, advantages=advantages, **flat), within
 
 
 @dataclass(eq=False)

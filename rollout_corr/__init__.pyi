@@ -51,11 +51,6 @@ from .metrics.statistics import Statistics as Statistics
 from .specs.batch_losses import REAL as REAL
 from .specs.batch_losses import ClipCov as ClipCov
 from .specs.batch_losses import KLCov as KLCov
-from .specs.bounds_of_batch import Bottom as Bottom
-from .specs.bounds_of_batch import KeepESS as KeepESS
-from .specs.bounds_of_batch import MeanBelow as MeanBelow
-from .specs.bounds_of_batch import Quantile as Quantile
-from .specs.bounds_of_batch import TopK as TopK
 from .specs.caches import clear_caches as clear_caches
 from .specs.correction import Criterion as Criterion
 from .specs.correction import Spec as Spec
@@ -71,6 +66,11 @@ from .specs.published import GeoRS as GeoRS
 from .specs.published import GSPOToken as GSPOToken
 from .specs.published import IcePop as IcePop
 from .specs.published import KPop as KPop
+from .specs.rules import Bottom as Bottom
+from .specs.rules import KeepESS as KeepESS
+from .specs.rules import MeanBelow as MeanBelow
+from .specs.rules import Quantile as Quantile
+from .specs.rules import TopK as TopK
 from .specs.surrogates import DPPO as DPPO
 from .specs.surrogates import DRO as DRO
 from .specs.surrogates import GMPO as GMPO

@@ -6,7 +6,7 @@ sequences and the statistics, `apply` brings these weights to the tokens. Only s
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from torch import Tensor
 from ...metrics.histogram import HISTOGRAM_BINS
 from ...specs.caches import cached
 from ...specs.correction import Spec
-from ...specs.operands import CorrectOperands
+from ...specs.operands import CorrectOperands, CorrectResult
 from ..by_turns import PartsOfTurns, by_turns, owners_here
 from ..gather import gather_kernel
 from ..grid import SEQUENCE_THREADS, Grid, current, grid_for, of_units, over_tokens, over_units
@@ -54,18 +54,11 @@ class TableBuffers:
 
 
 @dataclass
-class CorrectFound:
-    """The results of the kernels."""
+class CorrectFound(CorrectResult):
+    """The results of the kernels, and what they leave for what follows."""
 
-    weights: Tensor | None
-    mask: Tensor | None
-    keep: Tensor  # [S] bool
-    statistics: Tensor  # float64, the sums and then the maxima
     by_owner: TableBuffers | None = None  # of a split batch: the sums that ranks add up
     parts_of_turns: PartsOfTurns | None = None  # of a split batch with turns
-    keep_turns: Tensor | None = None  # [U] bool
-    mean: Tensor | None = None  # 0-d float64: what `normalize="batch"` divides by
-    ages: Tensor | None = None  # [5] float64, the sums and then the maxima of ages
     # What is left for the pass of a loss: [S] int32, the bits of units.py, and the weights of sequences.
     states: Tensor | None = None
     sequence_weights: Tensor | None = None
@@ -175,7 +168,7 @@ def prepare(
     count = given.train.shape[0] if given.offsets is None else given.offsets.shape[0] - 1
     if turns is not None:
         given, within = by_turns(given, turns, given.train, PER_TOKEN)
-        given = given._replace(externals=[x.reshape(-1) for x in given.externals])
+        given = replace(given, externals=[x.reshape(-1) for x in given.externals])
         keep_turns = torch.empty(turns.shape[0] - 1, dtype=torch.bool, device=given.train.device)
     train, rollout, mask, offsets = given.train, given.rollout, given.mask, given.offsets
     advantages, log_mass, device = given.advantages, given.log_mass, train.device
@@ -225,8 +218,8 @@ def prepare(
     launches = operation.launches(tensors, grid, externals, current=int(current))
     if keep_turns is not None:
         weights, mask_out = _shaped(weights, out[0], whole), _shaped(mask_out, out[1], whole)
-    found = CorrectFound(weights, mask_out, keep, statistics, by_owner, None, keep_turns)
-    found.states, found.sequence_weights = states, of_sequences
+    found = CorrectFound(weights, mask_out, keep, statistics, keep_turns)
+    found.by_owner, found.states, found.sequence_weights = by_owner, states, of_sequences
     if of_ages:
         found.statistics, found.ages = statistics[:many], statistics[many : many + of_ages]
     if plan.mean is not None:

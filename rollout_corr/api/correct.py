@@ -8,23 +8,24 @@ from typing import TYPE_CHECKING, Any, Generic, TypedDict, overload
 
 from torch import Tensor
 
-from ..backends.batch import OpenBatch, Result
+from ..backends.batch import OpenBatch
 from ..backends.choose import BACKENDS, BackendName, chosen_backend
 from ..backends.given import Batch, batch_given, state_of_masks
 from ..backends.layouts import L, L_co, LogProbs, W_co, described
 from ..backends.operators import beyond_kernels, of_double
 from ..backends.ranks import THIS_RANK, Claims, claims_of
-from ..backends.read import Given, check_mask, read_batch, upload
+from ..backends.read import Given, check_mask, check_turns, measuring_turns, read_batch
 from ..backends.run import mask_back, run_correction, start_correction
-from ..backends.turns import check_turns, measuring_turns
 from ..metrics.statistics import HasStatistics, Statistics
 from ..specs.checked import by_path, known_keywords
 from ..specs.correction import Spec, no_spec
+from ..specs.operands import CorrectResult
 from ..specs.validate import shown
-from .outputs import Outputs, take_outputs
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+    from .outputs import Outputs
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,7 +130,7 @@ def correct(
     tokens = batch_given(batch, mask, cu_seqlens)
     given = Given(train_logp, rollout_logp, tokens, spec_given(spec, tokens), advantages, backend, out)
     opened, run = read_request(given)
-    return _given_back(opened, run_correction(opened, run, backend, tokens.ranks), out)
+    return _given_back(opened, *run_correction(opened, run, backend, tokens.ranks), out)
 
 
 def spec_given(spec: object, batch: Batch, wanted: str = "a Spec") -> Spec:
@@ -197,10 +198,10 @@ def correct_async(
     given = Given(train_logp, rollout_logp, tokens, spec_given(spec, tokens), advantages, backend, out)
     opened, run = read_request(given)
     done, complete = start_correction(opened, run, backend, tokens.ranks)
-    return PendingCorrection(done, lambda: _given_back(opened, complete(), out))
+    return PendingCorrection(done, lambda: _given_back(opened, *complete(), out))
 
 
-def _given_back(batch: OpenBatch, found: Result, out: Outputs | None) -> Correction:
+def _given_back(batch: OpenBatch, found: CorrectResult, statistics: Statistics, out: Outputs | None) -> Correction:
     """Return a result in the caller's layout, in the very tensors that the caller gave."""
     weights: Any = None if out is None else out.weights
     mask: Any = None if out is None else out.mask
@@ -209,7 +210,7 @@ def _given_back(batch: OpenBatch, found: Result, out: Outputs | None) -> Correct
     if mask is None:
         mask = mask_back(batch, found.mask)
     masks = batch.given_mask, mask, state_of_masks(batch.given_mask, mask)
-    return Correction(weights, mask, found.keep, found.statistics, found.keep_turns, batch.turns, masks)
+    return Correction(weights, mask, found.keep, statistics, found.keep_turns, batch.turns, masks)
 
 
 def read_request(given: Given) -> tuple[OpenBatch, Spec]:
@@ -231,11 +232,12 @@ def read_request(given: Given) -> tuple[OpenBatch, Spec]:
         batch = read_batch(given)
         if (reason := of_double(backend, batch.dtype)) is not None:
             raise ValueError(f"backend: expected 'auto' or 'torch', got 'triton': {reason}")
-        upload(batch, given.batch)
         if backend == "triton" and batch.labels and ranks.sequence is not None:
             raise ValueError("backend: expected 'auto' or 'torch' for labels with ranks.sequence, got 'triton'")
         if given.out is not None:
-            take_outputs(given.out, batch, given.batch, given.train_logp, spec)
+            from .outputs import take_outputs
+
+            batch = take_outputs(given.out, batch, given.batch, given.train_logp, spec)
         if validate:
             check_mask(batch)
             if ranks.some():
@@ -267,9 +269,9 @@ def _claims(batch: OpenBatch, spec: Spec, given: Given) -> Claims:
     backend = chosen_backend(batch.train, given.backend)
     of = given.batch
     fixed = by_path("Spec", spec) | {"backend": backend}
-    if batch.mass is not None:
-        logps["kept_mass"] = batch.mass.log_mass
-        fixed["kept_mass.of"] = batch.mass.of
+    if (mass := batch.mass) is not None:
+        logps["kept_mass"] = mass.log_mass
+        fixed["kept_mass.of"] = mass.of
     if batch.entropy is not None:
         logps["entropy"] = batch.entropy
     if of.versions is not None:

@@ -16,14 +16,14 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor
 
-from ..backends.batch import FLOATS_OR_INTEGERS, MASK_DTYPES, OpenBatch, Reader
+from ..backends.batch import FLOATS_OR_INTEGERS, MASK_DTYPES, Reader
 from ..backends.given import Batch, TurnIds, batch_given
 from ..backends.layouts import LogProbs
 from ..backends.read import reader, turns_of
 from ..backends.turns import are_offsets, read_offsets_of_turns
 from ..definition.offsets import checked_offsets
 from ..definition.sequences import Packed
-from ..definition.tokens import compute_dtype
+from ..specs.operands import compute_dtype
 from . import dump_thread
 from .dump_files import append, json_line, write_shard
 
@@ -167,7 +167,7 @@ def _fields(
     read = reader("train_logp", train_logp, batch)
     tokens = {"train_logp": read.first.detach(), "rollout_logp": read.tensor("rollout_logp", rollout_logp)}
     if batch.mask is not None:
-        tokens["mask"] = read.tensor("mask", batch.mask, MASK_DTYPES)
+        read.mask = tokens["mask"] = read.tensor("mask", batch.mask, MASK_DTYPES)
     if batch.kept_mass is not None and batch.kept_mass.of == "train":
         # Readers take the mass from train_logp; over the whole vocabulary there is none to take.
         train = read.first.detach()
@@ -245,15 +245,9 @@ def _offsets_given(turns: LogProbs, read: Reader, batch: Batch) -> TypeGuard[Ten
 def _ids_of_turns(read: Reader, tokens: dict[str, Tensor], turns: Tensor) -> Tensor:
     """Number the turns whose offsets were given, and give every token the number of its turn."""
     first = tokens["train_logp"]
-    offsets = read_offsets_of_turns(turns, _opened(read, tokens), False).to(first.device, torch.int64)
+    offsets = read_offsets_of_turns(turns, read, False).to(first.device, torch.int64)
     places = torch.arange(offsets.shape[0] - 1, device=first.device)
     return Packed(offsets, first.numel()).spread(places).view(first.shape)
-
-
-def _opened(read: Reader, tokens: dict[str, Tensor]) -> OpenBatch:
-    """The batch whose turns are read."""
-    first = tokens["train_logp"]
-    return OpenBatch(first, first, tokens.get("mask"), read.offsets, read.count, read.layout.give_back, None)
 
 
 def _of_turns(read: Reader, tokens: dict[str, Tensor], batch: Batch, ids: LogProbs | None) -> Tensor | None:
@@ -263,7 +257,7 @@ def _of_turns(read: Reader, tokens: dict[str, Tensor], batch: Batch, ids: LogPro
     first = tokens["train_logp"]
     if tuple(ids.shape) in ((read.count,), (read.count, 1), tuple(read.shape), tuple(first.shape)):
         return None
-    offsets = turns_of(read, _opened(read, tokens), batch).to(first.device, torch.int64)
+    offsets = turns_of(read, batch).to(first.device, torch.int64)
     count = offsets.shape[0] - 1
     if tuple(ids.shape) not in ((count,), (count, 1)):
         return None

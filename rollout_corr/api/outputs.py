@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -32,8 +32,8 @@ class Outputs:
     mask: Tensor | None = None
 
 
-def take_outputs(out: object, batch: OpenBatch, given: Batch, train_logp: object, spec: Spec) -> None:
-    """Check the outputs that a caller gives, and let the batch be written there.
+def take_outputs(out: object, batch: OpenBatch, given: Batch, train_logp: object, spec: Spec) -> OpenBatch:
+    """Check the outputs that a caller gives, and give the batch that is written there.
 
     What was read of a batch can be a copy of what was given. Memory that an input or the other output has is refused.
     """
@@ -53,21 +53,25 @@ def take_outputs(out: object, batch: OpenBatch, given: Batch, train_logp: object
         "mask": batch.mask,
         "cu_seqlens": given.cu_seqlens,
         "advantages": batch.advantages,
-        "kept_mass": None if batch.mass is None else batch.mass.log_mass,
+        "kept_mass": batch.log_mass,
         "turns": given.turns if isinstance(given.turns, Tensor) else None,
         "entropy": batch.entropy,
         "versions": None if batch.versions is None else batch.versions.ids,
         "groups.index": None if given.groups is None else given.groups.index,
     }
-    inputs |= {f"external[{name!r}]": x for name, x in batch.external.items()}
+    inputs |= {f"external[{name!r}]": x for name, x in batch.external_of(spec).items()}
     inputs |= {f"labels[{one.labels.name!r}]": one.ids for one in batch.labels}
-    if out.weights is not None:
-        _check("weights", out.weights, train_logp, batch.dtype, spec.returns_weights, "no weights", inputs)
-        batch.weights_out = out.weights.view(batch.train.shape)
-    if out.mask is not None:
-        inputs["out.weights"] = out.weights
-        _check("mask", out.mask, train_logp, mask_kind, spec.edits_mask, "the mask as it is given", inputs)
-        batch.mask_out = out.mask.view(batch.train.shape)
+    shape, weights, mask = batch.train.shape, out.weights, out.mask
+    if weights is not None:
+        _check("weights", weights, train_logp, batch.dtype, spec.returns_weights, "no weights", inputs)
+    if mask is not None:
+        inputs["out.weights"] = weights
+        _check("mask", mask, train_logp, mask_kind, spec.edits_mask, "the mask as it is given", inputs)
+    return replace(
+        batch,
+        weights_out=None if weights is None else weights.view(shape),
+        mask_out=None if mask is None else mask.view(shape),
+    )
 
 
 def _check(

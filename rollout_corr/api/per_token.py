@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from ..backends import whole
-from ..backends.batch import MASK_DTYPES, OpenBatch, Reader, per_token
+from ..backends.batch import Reader, per_token
 from ..backends.given import Batch, batch_given
 from ..backends.layouts import L, LogProbs
 from ..backends.read import reader
 from ..backends.staleness import read_versions
-from ..definition.tokens import compute_dtype
 from ..specs.checked import known_keywords
+from ..specs.operands import compute_dtype
 from ..specs.validate import LARGEST_CLAMP, choice, number, positive
 
 
@@ -68,16 +68,18 @@ def future_kl_weights(
     of = batch_given(batch, mask, cu_seqlens)
     read = reader("new_logp", new_logp, of)
     old = read.tensor("old_logp", old_logp)
-    opened = _opened(read, old, of)
-    x = read.first.detach().to(opened.dtype) - old.to(opened.dtype)
-    sequence, valid = _sequence_and_valid(opened)
+    dtype = compute_dtype(read.first.dtype, old.dtype)
+    x = read.first.detach().to(dtype) - old.to(dtype)
+    sequence, valid = _sequence_and_valid(read, of)
     x = torch.where(x.isfinite() & valid, x, 0.0)
     adds = x if delta is None else torch.where(x.exp() > positive("delta", delta), 0.0, x)
     behind = decayed_suffix_sums(adds.reshape(-1), sequence, 0.5 ** (1.0 / half_life)).view(x.shape)
     weight = behind.clamp(-LARGEST_CLAMP, LARGEST_CLAMP).exp().clamp(lower, upper)
     if safety is not None:
-        opened.advantages, opened.per_sequence = read.advantages(advantages, opened.dtype)
-        found = whole.advantages_of(opened, opened.advantages, whole.sequences_of(opened)[0]).token
+        found, per_sequence = read.per_token_or_sequence("advantages", advantages)
+        found = found.to(dtype)
+        if per_sequence:
+            found = whole.sequences_of(read)[0].spread(found).expand(x.shape)
         far = (found < 0) & (x.exp() > positive("safety", safety))
         weight = torch.where(far, weight.clamp(0.8, 1.0), weight)
     return read.layout.give_back(torch.where(valid, weight, 0.0))
@@ -117,28 +119,23 @@ def early_token_weights(
     gamma, eps = number("gamma", gamma), positive("eps", eps)
     of = batch_given(batch, mask, cu_seqlens)
     read = reader("advantages", advantages, of)
-    opened = _opened(read, read.first.detach(), of)
-    sequence, valid = _sequence_and_valid(opened)
-    given = read.first.detach().to(opened.dtype)
+    sequence, valid = _sequence_and_valid(read, of)
+    given = read.first.detach()
+    given = given.to(compute_dtype(given.dtype, given.dtype))
     size = torch.where(given.isfinite() & valid, given.abs(), 0.0).double().reshape(-1)
     before = sums_before(size, sequence)
     total = before + decayed_suffix_sums(size, sequence, 1.0)
-    weight = (1.0 + gamma * (1.0 - before / total.clamp(min=eps))).to(opened.dtype).view(given.shape)
+    weight = (1.0 + gamma * (1.0 - before / total.clamp(min=eps))).to(given.dtype).view(given.shape)
     return read.layout.give_back(torch.where(valid, weight, 0.0))
 
 
-def _opened(read: Reader, other: Tensor, batch: Batch) -> OpenBatch:
-    """Open a batch for its sequences and the tokens that are valid."""
-    flat = read.optional("mask", batch.mask, MASK_DTYPES)
-    return OpenBatch(read.first.detach(), other, flat, read.offsets, read.count, read.layout.give_back, batch.mask)
-
-
-def _sequence_and_valid(batch: OpenBatch) -> tuple[Tensor, Tensor]:
+def _sequence_and_valid(read: Reader, batch: Batch) -> tuple[Tensor, Tensor]:
     """Number the sequence of each token, [N], and find the valid ones, in the shape of the batch."""
-    sequences, valid = whole.sequences_of(batch)
-    numbers = torch.arange(batch.count, device=batch.train.device)
-    sequence = sequences.spread(numbers).expand(batch.train.shape).reshape(-1)
-    return sequence, torch.ones_like(batch.train, dtype=torch.bool) if valid is None else valid
+    read.read_mask(batch.mask)
+    sequences, valid = whole.sequences_of(read)
+    numbers = torch.arange(read.count, device=read.device)
+    sequence = sequences.spread(numbers).expand(read.first.shape).reshape(-1)
+    return sequence, torch.ones_like(read.first, dtype=torch.bool) if valid is None else valid
 
 
 Interpolation = Literal["loglinear", "linear"]

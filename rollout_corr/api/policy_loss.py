@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypedDict, overload
+from typing import TYPE_CHECKING, Any, Generic, TypedDict, overload
 
 import torch
 from torch import Tensor
 
-from ..backends import loss_blocks, loss_operators, operators, step, whole
-from ..backends.batch import OpenBatch, Result
+from ..backends import loss_blocks, loss_operators, operators, whole
+from ..backends.batch import OpenBatch
 from ..backends.choose import BackendName
 from ..backends.differentiable import Differentiable, refuse_other_derivatives
 from ..backends.given import Batch, Factors, batch_given
@@ -18,13 +18,12 @@ from ..backends.layouts import L, L_co, LogProbs, W_co, described
 from ..backends.loss_blocks import finite_tokens
 from ..backends.loss_task import LossTask
 from ..backends.ranks import THIS_RANK
-from ..backends.read import Given, check_mask, read_beside, upload
-from ..backends.run import count_padded, mask_back, run_correction, statistics_of_entropy
+from ..backends.read import Given, check_mask
+from ..backends.run import Corrected, count_padded, mask_back, run_correction
 from ..definition.entropy import total_of
 from ..definition.loss import both
 from ..metrics import loss as loss_metrics
 from ..metrics.statistics import HasStatistics, Statistics
-from ..specs.caches import cached
 from ..specs.checked import known_keywords
 from ..specs.correction import Spec
 from ..specs.loss import Loss, no_loss
@@ -33,16 +32,7 @@ from ..specs.surrogate import Decided
 from ..specs.surrogates import without_ratio
 from ..specs.terms import KL, EntropyBonus, Mean, Objective
 from .correct import Correction, spec_given
-from .loss_request import (
-    LossRequest,
-    read_ids,
-    read_ready,
-    read_scales,
-    read_tensors,
-    read_total,
-    read_turns_of,
-    requested,
-)
+from .loss_request import USES, LossRequest, read_request
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -202,30 +192,17 @@ def policy_loss(
     if not isinstance(loss, Loss):
         raise tokens.told(no_loss(loss))
     of = None if spec is None else spec_given(spec, tokens, "a Spec or None")
-    given = Given(new_logp, rollout_logp, tokens, of, advantages, backend)
+    given = Given(
+        new_logp, rollout_logp, tokens, of, advantages, backend, None, loss, old_logp, ref_logp, correction
+    )  # fmt: skip
     ranks, validate = tokens.ranks, tokens.validate
     if ranks is not THIS_RANK:
         ranks.check()
     claimed = None
     try:
-        tensors = read_tensors(given, old_logp, ref_logp)
-        ready = read_ready(tensors, of, correction)
-        sees_batch = loss.surrogate.sees_batch
-        request = requested(
-            given=given,
-            loss=loss,
-            spec=read_turns_of(tensors, given, loss.surrogate),
-            tensors=tensors,
-            total=None if tokens.total is None else read_total(loss.mean, tokens.total, tensors.read.device),
-            ready=ready,
-            scales=None if tokens.scale is None else read_scales(tensors.read, tensors.batch, tokens.scale),
-            entropy=None if tokens.entropy is None else tensors.read.with_history("entropy", tokens.entropy),
-            ids=read_ids(tensors.batch, tokens.sequence_ids) if sees_batch else None,
-        )
-        upload(tensors.batch, tokens)
-        inner = None if request.spec is None else _read_inner(request, request.spec)
+        request = read_request(given)
         if validate:
-            check_mask(tensors.batch)
+            check_mask(request.task)
             if ranks.some():
                 claimed = request.claims()
     except (TypeError, ValueError) as error:
@@ -234,7 +211,7 @@ def policy_loss(
         raise
     if claimed is not None:
         ranks.compare(claimed)
-    return _run(request, inner)
+    return _run(request)
 
 
 # --- running it ---
@@ -250,90 +227,66 @@ LOSSES: dict[str, Callable[[LossTask], LossResult]] = {
 }
 
 
-def _run(request: LossRequest, corrected: tuple[OpenBatch, Spec] | None) -> PolicyLoss:
+def _run(request: LossRequest) -> PolicyLoss:
     """Correct where a Spec is given, run the loss, and put the result in the caller's layout."""
-    tensors, wanted = request.tensors, request.objective
-    batch, new = tensors.batch, tensors.read.first
-    refuse_other_derivatives(new)
-    remarks = () if new.requires_grad else (WITHOUT_GRADIENT,)
-    ready = request.ready
-    inner = decided = None
-    if corrected is not None:
-        alone = _task_of(request, None, None, request.total)
-        if _is_one_pass(request, alone, *corrected):
-            return _run_step(request, alone, *corrected, remarks)
-        inner = _correct_inside(request, *corrected)
-    if wanted.surrogate.sees_batch:
-        decided = _decided_by_batch(request, _task_of(request, inner, None, request.total))
-    task = _task_of(request, inner, decided, _count(request, wanted, request.total))
-    kl = wanted.kl
+    task, given, of_call = request.task, request.given, request.task.objective
+    ranks, total = given.batch.ranks, task.divisor
+    refuse_other_derivatives(task.leaf)
+    remarks = () if task.leaf.requires_grad else (WITHOUT_GRADIENT,)
+    inner = None
+    if request.corrects is not None:
+        if _is_one_pass(request, request.corrects):
+            return _run_step(request, request.corrects, remarks)
+        task, inner = _correct_inside(request, request.corrects)
+    if of_call.surrogate.sees_batch:
+        decided = _decided_by_batch(request, task)
+        of_tokens = of_call.surrogate.traits.sees == "batch" and decided.tokens
+        task = replace(task, decided=decided, chosen=decided.tokens[0] if of_tokens else None)
+    count = _count(request, of_call, total)
+    if count is not total:
+        task = replace(task, divisor=count)
+    kl = of_call.kl
     if kl is None or kl.mean is None:
+        if inner is not None and task.decided is None and ranks.batch is None and request.runner == "kernels":
+            task = replace(task, before=(inner[1].vector, inner[1].sums.shape[0]))
         value, found = _reduced(request, task)
     else:
-        value, found = _reduced(request, replace(task, objective=replace(wanted, kl=None)))
-        penalty, apart = _reduced(request, _penalty_apart(request, task, kl, kl.mean))
-        vector = loss_metrics.with_kl_of(found.statistics, apart.statistics, wanted)
+        value, found = _reduced(request, replace(task, objective=replace(of_call, kl=None)))
+        penalty, beside = _reduced(request, _penalty_apart(request, task, kl, kl.mean))
+        vector = loss_metrics.with_kl_of(found.statistics, beside.statistics, of_call)
         value, found = value + penalty, found._replace(statistics=vector)
-    statistics = Statistics(None, found.statistics, wanted)
+    statistics = Statistics(None, found.statistics, of_call)
     if request.entropy is not None:
-        if request.loss.entropy_bonus is not None:
-            value = value + bonus_of(request, request.loss.entropy_bonus, task, found.divisor).to(value.dtype)
+        if given.loss.entropy_bonus is not None:
+            value = value + bonus_of(request, given.loss.entropy_bonus, task, found.divisor).to(value.dtype)
         if inner is None:
-            statistics = statistics_of_entropy(request.entropy.detach(), batch, request.given.batch.ranks).join(
-                statistics
-            )
+            from ..backends.extras import statistics_of_entropy
+
+            tokens = request.entropy.detach().to(task.dtype), task.new.to(task.dtype)
+            statistics = statistics_of_entropy(*tokens, task, ranks).join(statistics)
     if inner is None:
-        mask = mask_back(batch, _within(batch, task.trains)) if ready.joined is None else ready.joined
-        unused = tensors.rollout is not None and task.weights is None and task.trains is None
-        if unused and request.mode.name == "decoupled":
+        mask = mask_back(task, _within(task, task.trains)) if request.joined is None else request.joined
+        unused = request.logps["rollout_logp"] is not None and task.weights is None and task.trains is None
+        if unused and request.mode == "decoupled":
             remarks = (UNCORRECTED, *remarks)
-        return PolicyLoss(value, mask, None, None, statistics, None, remarks, request.total)
-    result = inner.result
-    handed = None if result.weights is None else batch.restore(result.weights)
+        return PolicyLoss(value, mask, None, None, statistics, None, remarks, total)
+    made, corrected = inner
+    handed = None if made.weights is None else task.restore(made.weights)
     if found.joined:
-        statistics = replace(result.statistics, vector=found.statistics, objective=wanted)
+        statistics = replace(corrected, vector=found.statistics, objective=of_call)
     else:
-        statistics = result.statistics.join(statistics)
-    mask = mask_back(batch, result.mask)
-    return PolicyLoss(value, mask, handed, result.keep, statistics, result.keep_turns, remarks, request.total)
-
-
-def _task_of(
-    request: LossRequest, inner: InnerCorrection | None, decided: Decided | None, divisor: Tensor | None
-) -> LossTask:
-    """The loss of a call: with its correction, what the surrogate found in the batch, and what divides it, if known."""
-    tensors, ready, wanted, of = request.tensors, request.ready, request.objective, request.given.batch
-    batch, new = tensors.batch, tensors.read.first
-    before = None
-    one_mean = wanted.kl is None or wanted.kl.mean is None
-    if inner is not None and one_mean and decided is None and of.ranks.batch is None and request.runner == "kernels":
-        before = inner.result.statistics.vector, inner.result.statistics.sums.shape[0]
-    return LossTask(
-        new=new,
-        batch=batch,
-        advantages=tensors.advantages,
-        base=request.mode.base,
-        weights=ready.weights if inner is None else inner.factors,
-        ref=tensors.ref,
-        trains=ready.train_mask if inner is None else inner.trains,
-        objective=wanted,
-        differentiable=torch.is_grad_enabled() and new.requires_grad,
-        divisor=divisor,
-        group=of.ranks.sequence,
-        mass=batch.mass if batch.mass is not None and request.mode.name == "bypass" else None,
-        scales=request.scales,
-        decided=decided,
-        before=before,
-    )
+        statistics = corrected.join(statistics)
+    mask = mask_back(task, task.trains)
+    return PolicyLoss(value, mask, handed, made.keep, statistics, made.keep_turns, remarks, total)
 
 
 def _count(request: LossRequest, wanted: Objective, count: Tensor | None) -> Tensor | None:
     """Return the divisor of a loss, 0-d float64, if it is known before the loss runs; None: the loss counts."""
-    groups, batch = request.given.batch.ranks, request.tensors.batch
+    groups, task = request.given.batch.ranks, request.task
     of_turns = wanted.surrogate.mean_unit == "turn"
     if wanted.mean.over == "rows" and (request.runner != "kernels" or groups.batch is not None or of_turns):
         # Kernels know how many rows a call has that is alone.
-        return groups.sum(torch.full((), batch.count, dtype=torch.float64, device=batch.train.device))
+        return groups.sum(torch.full((), task.count, dtype=torch.float64, device=task.new.device))
     return count
 
 
@@ -355,12 +308,12 @@ def _with_gradient(task: LossTask, result: LossResult) -> Tensor:
     # Autograd takes its time for every argument.
     more: tuple[Tensor | None, ...] = ()
     if result.inners is not None or result.flags is not None:
-        offsets = task.batch.offsets
+        offsets = task.offsets
         if offsets is not None and not torch.compiler.is_compiling() and offsets.is_inference():
             offsets = offsets.clone()  # autograd saves no tensor of inference mode
         more = result.inners, offsets, result.flags
     given = result.value, result.gradient, result.rest, result.by_kernels, *more
-    value: Tensor = Differentiable.apply(task.new, *given)
+    value: Tensor = Differentiable.apply(task.leaf, *given)
     return value
 
 
@@ -387,34 +340,36 @@ class _WholeStep(PolicyLoss[L_co, W_co]):
         return PolicyLoss, tuple([getattr(self, each.name) for each in fields(PolicyLoss)])
 
 
-def _is_one_pass(request: LossRequest, task: LossTask, batch: OpenBatch, run: Spec) -> bool:
+def _is_one_pass(request: LossRequest, batch: OpenBatch) -> bool:
     """Return whether the kernels run the correction in the pass of the loss."""
     if request.runner != "kernels" or torch.compiler.is_compiling():
         return False
-    spec, ranks = request.spec, request.given.batch.ranks
-    assert spec is not None
+    from ..backends import step
+
+    ranks, run = request.given.batch.ranks, request.runs
+    assert run is not None
     alone = ranks.batch is None and ranks.sequence is None and request.entropy is None
     of_kernels = operators.beyond_kernels(run) is None
-    reason = step.two_calls(run, request.objective)
-    return alone and of_kernels and reason is None and step.fits(task, batch)
+    reason = step.two_calls(run, request.task.objective)
+    return alone and of_kernels and reason is None and step.fits(request.task, batch)
 
 
-def _run_step(
-    request: LossRequest, task: LossTask, batch: OpenBatch, run: Spec, remarks: tuple[str, ...]
-) -> PolicyLoss:
+def _run_step(request: LossRequest, batch: OpenBatch, remarks: tuple[str, ...]) -> PolicyLoss:
     """Run the correction in the pass of the loss."""
-    spec = request.spec
-    assert spec is not None
-    found = step.run_step(task, batch, run, request.mode.weights, spec.rejected)
-    statistics = Statistics(spec, found.statistics, request.objective)
+    from ..backends import step
+
+    task, spec, run = request.task, request.spec, request.runs
+    assert spec is not None and run is not None
+    found = step.run_step(task, batch, run, request.use, spec.rejected)
+    statistics = Statistics(spec, found.statistics, task.objective)
     if batch.mask is None and batch.offsets is None:
         statistics = count_padded(statistics, batch, spec)
 
-    unsettled = step.Unsettled(batch, run, "new_logp" if batch.train is task.batch.train else "old_logp")
+    unsettled = step.Unsettled(batch, run, "new_logp" if batch.train is task.new else "old_logp")
 
     def settled() -> tuple[Any, Any]:
         weights, mask = unsettled.make()
-        trains = None if request.mode.weights == "report" and spec.rejected == "zero" else mask
+        trains = None if request.use == "report" and spec.rejected == "zero" else mask
         return None if weights is None else batch.restore(weights), mask_back(batch, trains)
 
     made = object.__new__(_WholeStep)
@@ -425,7 +380,7 @@ def _run_step(
         keep_turns=None,
         _settle=settled,
         _remarks=remarks,
-        _total=request.total,
+        _total=task.divisor,
     )
     return made
 
@@ -449,86 +404,35 @@ def _decided_by_batch(request: LossRequest, task: LossTask) -> Decided:
     if task.objective.surrogate.traits.sees == "groups":
         return loss_blocks.see_groups(task, groups)
     if ids is None:
-        ids = torch.arange(task.batch.count, device=task.batch.train.device) + (groups.rank() << 32)
+        ids = torch.arange(task.count, device=task.new.device) + (groups.rank() << 32)
     return loss_blocks.see_batch(task, ids, groups)
 
 
-def _within(batch: OpenBatch, train_mask: Tensor | None) -> Tensor | None:
+def _within(task: LossTask, train_mask: Tensor | None) -> Tensor | None:
     """Set the mask given to 0 where a ready training mask is 0; None without one."""
     if train_mask is None:
         return None
-    if batch.mask is None:
-        kept, inside = train_mask != 0, whole.inside_some(batch)
+    if task.mask is None:
+        kept, inside = train_mask != 0, whole.inside_some(task)
         return kept if inside is None else kept & inside
-    if not batch.mask.is_floating_point():
+    if not task.mask.is_floating_point():
         # Half of the time of `where` on a CPU; a product of floats would keep NaN.
-        return batch.mask * train_mask.bool()
-    return torch.where(train_mask != 0, batch.mask, 0).to(batch.mask.dtype)
+        return task.mask * train_mask.bool()
+    return torch.where(train_mask != 0, task.mask, 0).to(task.mask.dtype)
 
 
-class InnerCorrection(NamedTuple):
-    """A correction made in the same call."""
-
-    factors: Tensor | None  # of the surrogate's loss, in the shape of the batch
-    trains: Tensor | None  # non-zero at trained tokens, or None for all valid ones
-    result: Result
-
-
-def _read_inner(request: LossRequest, spec: Spec) -> tuple[OpenBatch, Spec]:
-    """Read the batch of the correction, from old/rollout, or from new/rollout where there is no old_logp; its Spec."""
-    given, read, old = request.given, request.tensors.read, request.tensors.old
-    new, rollout = request.tensors.batch.train, request.tensors.rollout
-    if rollout is None:
-        rollout = read.tensor("rollout_logp", None)  # raises
-    for criterion in spec.criteria:
-        if criterion.of == "new/old" and old is None:
-            raise ValueError(f"old_logp: expected log-probs for criterion {criterion.label!r} of new/old, got None")
-    # A compiler cannot follow the cache.
-    derive = _spec_to_run if torch.compiler.is_compiling() else _known_spec_to_run
-    run = derive(spec, old is not None, request.use.multiply)
-    denominators = {"new/rollout": rollout, "new/old": old}
-    pairs: dict[str, tuple[Tensor, Tensor]] = {
-        c.of: (new, other) for c in run.criteria if (other := denominators.get(c.of)) is not None
-    }
-    if given.backend == "triton" and (reason := operators.beyond_kernels(run)) is not None:
-        raise ValueError(f"backend: expected 'auto' or 'torch', got 'triton': {reason}")
-    batch = request.tensors.batch.of(new if old is None else old, rollout, pairs)
-    read_beside(read, batch, given, run)
-    if all(criterion.when == "any" for criterion in run.criteria):
-        batch.advantages = None  # labels by their sign have been made
-    return batch, run
-
-
-def _correct_inside(request: LossRequest, batch: OpenBatch, run: Spec) -> InnerCorrection:
+def _correct_inside(request: LossRequest, batch: OpenBatch) -> tuple[LossTask, Corrected]:
     """Correct in the same call; statistics are under the caller's Spec, whose criteria have the same labels."""
-    spec = request.spec
-    assert spec is not None
-    found = run_correction(batch, run, request.runs_on, request.given.batch.ranks)
-    statistics = replace(found.statistics, spec=spec)
+    spec, run = request.spec, request.runs
+    assert spec is not None and run is not None
+    found, statistics = run_correction(batch, run, request.runs_on, request.given.batch.ranks)
     factors, trains = found.weights, found.mask
-    if not request.use.multiply:
+    if not USES[request.use].multiply:
         factors = None if spec.rejected == "mask" else trains
         if factors is not None and factors.dtype != torch.bool:
             factors = factors != 0
         trains = None if spec.rejected == "zero" else trains
-    return InnerCorrection(factors, trains, Result(found.weights, trains, found.keep, statistics, found.keep_turns))
-
-
-def _spec_to_run(spec: Spec, has_old: bool, multiply: bool) -> Spec:
-    """Derive the Spec of the correction inside the loss.
-
-    Without old_logp, new/rollout is train/rollout. Where weights do not multiply, zero weights cannot reject, so
-    rejections are written into a mask even if the Spec only zeroes weights.
-    """
-    criteria = [
-        replace(criterion, of="train/rollout") if criterion.of == "new/rollout" and not has_old else criterion
-        for criterion in spec.criteria
-    ]
-    rejected = "both" if spec.rejected == "zero" and not multiply else spec.rejected
-    return replace(spec, criteria=tuple(criteria), rejected=rejected)
-
-
-_known_spec_to_run = cached(maxsize=256)(_spec_to_run)
+    return replace(request.task, weights=factors, trains=trains), (found, replace(statistics, spec=spec))
 
 
 def bonus_of(request: LossRequest, bonus: EntropyBonus, task: LossTask, divisor: Tensor) -> Tensor:
@@ -536,17 +440,17 @@ def bonus_of(request: LossRequest, bonus: EntropyBonus, task: LossTask, divisor:
 
     A token that the loss leaves out does not train; the policy loss gives the divisor.
     """
-    batch, objective = request.tensors.batch, request.objective
+    objective = request.task.objective
     assert request.entropy is not None
-    entropy = request.entropy.to(batch.dtype)
-    if request.scales is not None:
-        entropy = entropy * torch.where(request.scales.isfinite(), request.scales, 0.0)
+    entropy = request.entropy.to(task.dtype)
+    if task.scales is not None:
+        entropy = entropy * torch.where(task.scales.isfinite(), task.scales, 0.0)
     kept = both(None if task.trains is None else task.trains != 0, finite_tokens(task))
     if request.given.batch.ranks.sequence is None or not objective.mean.averages:
-        sequences, valid = whole.sequences_of(batch)
+        sequences, valid = whole.sequences_of(task)
         total = total_of(entropy, valid, kept, bonus.scope, sequences, objective)
     else:
-        split, valid = whole.split_sequences_of(batch, request.given.batch.ranks.sequence)
+        split, valid = whole.split_sequences_of(task, request.given.batch.ranks.sequence)
         with torch.no_grad():
             total_of(entropy, valid, kept, bonus.scope, split, objective)
         split.start("policy_loss: the tokens of each sequence")

@@ -97,7 +97,7 @@ def warmup(
     skips = (0, 1) if aligned is None else (int(not aligned),)
     per_sequence = repeated = False
     if advantages is not None:
-        found, per_sequence = read.advantages(advantages, torch.float32)
+        found, per_sequence = read.per_token_or_sequence("advantages", advantages)
         repeated = repeats(found)
     loop = _Loop(train_logp, rollout_logp, of, spec, loss, advantages is not None, per_sequence, repeated, decoupled)
     batches = list(product(shapes, skips))

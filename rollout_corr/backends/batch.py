@@ -6,9 +6,9 @@ Every check reads metadata only (shape, dtype, device), except that `cu_seqlens`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple, TypeGuard
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeGuard
 
 import torch
 from torch import Tensor
@@ -17,12 +17,11 @@ from torch.autograd import forward_ad
 
 from ..definition.offsets import checked_offsets
 from ..definition.sequences import Packed
-from ..definition.tokens import KeptMass, compute_dtype
+from ..definition.tokens import KeptMass
 from ..metrics.labels import Labeled
-from ..metrics.statistics import Statistics
 from ..specs.correction import Spec
-from ..specs.criterion import AGE, ENTROPY
-from ..specs.operands import ReadVersions
+from ..specs.criterion import AGE
+from ..specs.operands import CorrectOperands, compute_dtype
 from .layouts import Layout, LogProbs, dtype_of, name_of, shape_of
 
 if TYPE_CHECKING:
@@ -67,85 +66,80 @@ class SequenceGroups(NamedTuple):
         return placed(self.numbers, self.total)
 
 
-@dataclass(eq=False, repr=False)
-class OpenBatch:
-    """A batch in one of two shapes: [N] with offsets, or [B, T] without; log-probs and entropy are detached."""
+class Laid(Protocol):
+    """Where the tokens of a batch lie, [N] with offsets or [B, T] without; records and a `Reader` say it."""
 
-    train: Tensor
-    rollout: Tensor
-    mask: Tensor | None  # non-zero is valid; None: every token
-    offsets: Tensor | None  # [S + 1]; None: every row of [B, T] is a sequence
-    count: int  # S
-    restore: Callable[[Tensor], LogProbs]  # gives a result of this shape back in the caller's layout
-    given_mask: LogProbs | None
-    advantages: Tensor | None = None  # per token, or [S] where `per_sequence`
-    per_sequence: bool = False
-    external: dict[str, Tensor] = field(default_factory=dict)
-    pairs: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)  # numerator and denominator by `Criterion.of`
-    mass: KeptMass | None = None
-    turns: Tensor | None = None  # [U + 1] offsets among the tokens, [N] or row after row
+    @property
+    def first(self) -> Tensor:
+        """The tensor whose shape and device the others have."""
+
+    @property
+    def mask(self) -> Tensor | None:
+        """Non-zero at valid tokens; None: every token is."""
+
+    @property
+    def offsets(self) -> Tensor | None:
+        """[S + 1]; None: every row is a sequence."""
+
+    @property
+    def count(self) -> int:
+        """S."""
+
+
+def as_it_is(x: Tensor) -> LogProbs:
+    """Give a result back in the batch's own shape."""
+    return x
+
+
+def mass_of(log_mass: Tensor | None, of_other: bool) -> KeptMass | None:
+    """The kept mass of a record: taken from the first of two log-probs, or from the other one."""
+    return None if log_mass is None else KeptMass(log_mass, "train" if of_other else "rollout")
+
+
+@dataclass(eq=False, repr=False, kw_only=True)
+class OpenBatch(CorrectOperands):
+    """A batch that was read: the tensors that kernels take, detached, and what only the rest of a correction needs."""
+
+    restore: Callable[[Tensor], LogProbs] = as_it_is  # gives a result of this shape back in the caller's layout
+    given_mask: LogProbs | None = None
     entropy: Tensor | None = None
-    versions: ReadVersions | None = None
     weights_out: Tensor | None = None  # where the caller wants them; None: in a new tensor
     mask_out: Tensor | None = None
     labels: tuple[Labeled, ...] = ()
     groups: SequenceGroups | None = None
     bounds: KnownBounds | None = None  # those found for this batch, or None
-    _outside: tuple[int, int] | None = None
+    _ages: Tensor | None = None
 
     @property
     def dtype(self) -> torch.dtype:
         """The dtype that computes."""
         return compute_dtype(self.train.dtype, self.rollout.dtype)
 
-    # Not by cached_property, which takes a lock.
     @property
-    def outside(self) -> tuple[int, int]:
-        """The slots before the first and after the last sequence of a packed batch whose offsets are on the CPU."""
-        if self._outside is None:
-            # Both offsets in one step.
-            ends = [0, self.train.numel()] if self.offsets is None else self.offsets[:: max(1, self.count)].tolist()
-            self._outside = ends[0], self.train.numel() - ends[-1]
-        return self._outside
-
-    @property
-    def has_ages(self) -> bool:
-        """Whether the ages of tokens are known."""
-        return self.versions is not None or AGE in self.external
+    def mass(self) -> KeptMass | None:
+        """The mass that truncated sampling kept."""
+        return mass_of(self.log_mass, self.mass_of_rollout)
 
     def ages(self) -> Tensor:
         """The age of every token in the dtype that computes, made of the versions where it is first asked for."""
-        if self.versions is not None and AGE not in self.external:
+        assert self.versions is not None
+        if self._ages is None:
             ages = self.versions.ages().to(self.dtype)  # float32 holds them up to 2^24
-            self.external[AGE] = per_token(ages, self.versions.per_sequence, self.train.shape, self.offsets)
-        return self.external[AGE]
+            self._ages = per_token(ages, self.versions.per_sequence, self.train.shape, self.offsets)
+        return self._ages
 
-    def external_of(self, spec: Spec, ages_too: bool = True) -> dict[str, Tensor]:
-        """The tensors that the criteria of a Spec read besides log-probs, by name; without `ages_too` all but ages."""
-        names = external_names(spec)
-        if ages_too and AGE in names:
-            self.ages()
-        return {name: self.external[name] for name in names if ages_too or name != AGE}
+    def external_of(self, spec: Spec) -> dict[str, Tensor]:
+        """The tensors that the criteria of a Spec read besides log-probs, by name; ages are made where they are not."""
+        given = iter(self.externals)
+        made = () if self.versions is None else (AGE,)
+        return {name: self.ages() if name in made else next(given) for name in external_names(spec)}
 
-    def of(self, train: Tensor, rollout: Tensor, pairs: dict[str, tuple[Tensor, Tensor]]) -> OpenBatch:
-        """Return the batch with other policies. Not by `dataclasses.replace`, which older compilers cannot follow."""
-        given = self.mask, self.offsets, self.count, self.restore, self.given_mask
-        found = OpenBatch(train, rollout, *given, self.advantages, self.per_sequence, self.external, pairs, self.mass)
-        found.turns, found.versions, found.labels, found.groups = self.turns, self.versions, self.labels, self.groups
-        return found
-
-
-@dataclass(eq=False, repr=False)
-class Result:
-    """A correction in the batch's own shape, before batch normalization."""
-
-    weights: Tensor | None
-    mask: Tensor | None  # None: the mask given
-    keep: Tensor  # [S] bool
-    statistics: Statistics
-    keep_turns: Tensor | None = None  # [U] bool; None without turns
-    mean: Tensor | None = None  # 0-d, where the backend has taken what `normalize="batch"` divides by
-    ages: Tensor | None = None  # [5], where the backend has taken the statistics of ages: three sums, two maxima
+    def pairs(self, spec: Spec) -> dict[str, tuple[Tensor, Tensor]]:
+        """Numerator and denominator of every D but the correction's own, by `Criterion.of`."""
+        if self.new is None:
+            return {}
+        every = {"new/rollout": (self.new, self.rollout), "new/old": (self.new, self.train)}
+        return {c.of: every[c.of] for c in spec.criteria if c.of in every}
 
 
 def is_plain(
@@ -238,6 +232,11 @@ class Reader:
     count: int  # s
     layout: Layout  # opens arguments and gives results back
     quick: bool  # arguments are tensors in the shape of the first; only those with a history need to be detached
+    mask: Tensor | None = None  # where `read_mask` has read one
+
+    def read_mask(self, given: LogProbs | None) -> None:
+        """Read the mask of the call."""
+        self.mask = self.optional("mask", given, MASK_DTYPES)
 
     def tensor(self, name: str, x: object, dtypes: tuple[torch.dtype, ...] = LOGP_DTYPES) -> Tensor:
         """Read another argument, detached, in the shape of the first."""
@@ -270,11 +269,6 @@ class Reader:
         """Read another argument in the shape of the first, or None."""
         return None if x is None else self.tensor(name, x, dtypes)
 
-    def advantages(self, given: object, dtype: torch.dtype) -> tuple[Tensor, bool]:
-        """Read advantages, and whether they are per sequence, [S], rather than per token."""
-        found, per_sequence = self.per_token_or_sequence("advantages", given)
-        return found.to(dtype) if per_sequence else found, per_sequence
-
     def per_token_or_sequence(
         self, name: str, given: object, dtypes: tuple[torch.dtype, ...] = FLOATS_OR_INTEGERS
     ) -> tuple[Tensor, bool]:
@@ -296,18 +290,12 @@ class Reader:
             flat = flat.to(dtypes[0])
         return self.detached(checked_tensor(name, flat, dtypes, self.first, self.leader)), False
 
-    def external(self, wanted: Iterable[str | None], external: Mapping[str, LogProbs] | None) -> dict[str, Tensor]:
-        """The external statistics that are wanted, by name."""
-        if external is not None and not isinstance(external, Mapping):
-            raise TypeError(f"external: expected a mapping of names to tensors, got {type(external).__name__}")
-        found: dict[str, Tensor] = {}
-        names = {name for name in wanted if name and name != ENTROPY}
-        for name in sorted(names):
-            if external is None or name not in external:
-                given = sorted(external or {})
-                raise ValueError(f"external: expected a tensor under the name {name!r}, got {given}")
-            found[name] = self.extra(f"external[{name!r}]", external[name])
-        return found
+    def external(self, name: str, external: Mapping[str, LogProbs] | None) -> Tensor:
+        """An external statistic by its name."""
+        if external is None or name not in external:
+            given = sorted(external or {})
+            raise ValueError(f"external: expected a tensor under the name {name!r}, got {given}")
+        return self.extra(f"external[{name!r}]", external[name])
 
     def _is_per_sequence(self, x: Tensor) -> bool:
         # As many tokens as sequences: a plain tensor is per token where the log-probs are plain tensors.
@@ -349,3 +337,19 @@ def per_token(x: Tensor, per_sequence: bool, shape: torch.Size, offsets: Tensor 
     if offsets is None:
         return x[:, None].expand(shape)
     return Packed(offsets.to(x.device, torch.int64), shape[0]).spread(x)
+
+
+def fitting(offsets: Tensor, laid: Laid) -> Tensor:
+    """Offsets on the device of the tokens, in int64; where they could not be read and checked they are made to fit."""
+    offsets = offsets.to(laid.first.device, torch.int64)
+    checked = offsets.device.type == "cpu" and not torch.compiler.is_compiling()
+    return offsets if checked else offsets.clamp(0, laid.first.numel()).cummax(0).values
+
+
+def slots_outside(laid: Laid) -> tuple[int, int]:
+    """The slots before the first and after the last sequence of a packed batch whose offsets are on the CPU."""
+    if laid.offsets is None:
+        return 0, 0
+    # Both offsets in one step.
+    ends = laid.offsets[:: max(1, laid.count)].tolist()
+    return ends[0], laid.first.numel() - ends[-1]

@@ -10,6 +10,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -22,9 +23,12 @@ from ..definition.tokens import KeptMass, policies
 from ..definition.weights import kept_tokens
 from ..metrics.collect import Collector
 from ..specs.correction import Spec
-from .batch import OpenBatch, Result
+from ..specs.operands import CorrectResult, LossOperands
+from .batch import Laid, OpenBatch, slots_outside
 from .cpu_sums import Known, read_tokens, take
-from .turns import BlockOfTurns, block_of_turns
+
+if TYPE_CHECKING:
+    from .turns import BlockOfTurns
 
 # Slots in a block with weights; without them it has fewer temporaries, and twice the slots. Of 16k to 1M slots measured
 # the fastest on one core with 1 MiB of second-level cache, alone and alternating with verl, whose calls make the heap
@@ -58,7 +62,7 @@ class Compaction:
 class Block:
     """Consecutive whole sequences of a batch, and their valid tokens."""
 
-    batch: OpenBatch
+    batch: OpenBatch | LossOperands
     slots: slice  # of a packed batch its tokens, of a padded one its rows
     rows: slice  # its sequences
     compaction: Compaction
@@ -79,24 +83,27 @@ class Block:
         """The kept mass of its valid tokens, in the dtype that computes."""
         return None if given is None else given.each(lambda log: self.take(log).to(self.batch.dtype))
 
-    def advantages(self, given: Tensor) -> Advantages:
+    def advantages(self) -> Advantages | None:
         """The advantages of its valid tokens, in the dtype that computes."""
+        given = self.batch.advantages
+        if given is None:
+            return None
         if not self.batch.per_sequence:
             return Advantages(self.take(given).to(self.batch.dtype), None)
         per_sequence = given[self.rows]
         return Advantages(self.sequences.spread(per_sequence), per_sequence)
 
 
-def spans(batch: OpenBatch, size: int) -> Iterator[tuple[slice, slice]]:
+def spans(laid: Laid, size: int) -> Iterator[tuple[slice, slice]]:
     """Cut a batch into (sequences, slots) of at most `size` slots, or one sequence; one span even without sequences."""
-    if batch.offsets is None:
-        rows, width = batch.train.shape
+    if laid.offsets is None:
+        rows, width = laid.first.shape
         step = max(1, size // max(1, width))
         for i in range(0, max(1, rows), step):
             part = slice(i, min(rows, i + step))
             yield part, part
         return
-    offsets = batch.offsets.tolist()
+    offsets = laid.offsets.tolist()
     first, count = 0, len(offsets) - 1
     while first == 0 or first < count:
         last = min(count, max(first + 1, bisect_right(offsets, offsets[first] + size) - 1))
@@ -104,10 +111,10 @@ def spans(batch: OpenBatch, size: int) -> Iterator[tuple[slice, slice]]:
         first = max(last, 1)
 
 
-def blocks_of(batch: OpenBatch, size: int) -> Iterator[Block]:
+def blocks_of(batch: OpenBatch | LossOperands, size: int) -> Iterator[Block]:
     """Cut a batch on the CPU into blocks of about `size` slots."""
     for rows, slots in spans(batch, size):
-        shape = (slots.stop - slots.start, *batch.train.shape[1:])
+        shape = (slots.stop - slots.start, *batch.first.shape[1:])
         slots_here = math.prod(shape)
         if batch.offsets is None:
             lengths = torch.full((shape[0],), shape[1], dtype=torch.int64, device="cpu")
@@ -129,84 +136,91 @@ def blocks_of(batch: OpenBatch, size: int) -> Iterator[Block]:
         whole = Packed.of_lengths(n_valid, total) if packed is None or valid is not None else packed
         if valid is not None and total < slots_here:
             index = valid.nonzero().squeeze(1)
-        turns = None if batch.turns is None else block_of_turns(batch, slots, starts, valid, total)
+        turns = None
+        if batch.turns is not None:
+            from .turns import block_of_turns
+
+            turns = block_of_turns(batch, batch.turns, slots, starts, valid, total)
         valid = None  # Not for as long as the block takes.
         yield Block(batch, slots, rows, Compaction(index, total), whole, n_valid, turns)
 
 
 def slots_of(batch: OpenBatch, spec: Spec) -> int:
     """The slots of a block for a Spec."""
-    return slots_with_outputs(batch) if spec.weight is not None else 2 * BLOCK
+    return slots_with_outputs(batch, batch.weights_out is None) if spec.weight is not None else 2 * BLOCK
 
 
-def slots_with_outputs(batch: OpenBatch) -> int:
+def slots_with_outputs(laid: Laid, adopts: bool = True) -> int:
     """The slots of a block where weights or gradients are written.
 
-    A batch up to an eighth larger stays one block whose results are those of the batch: a small second block would
-    double the number of operations, and need room for results of the whole batch.
+    A batch up to an eighth larger stays one block whose results are those of the batch, if these may be `adopts`: a
+    small second block would double the number of operations, and need room for results of the whole batch.
     """
-    size = batch.train.numel()
-    larger = BLOCK < size <= BLOCK + BLOCK // 8 and batch.weights_out is None
-    return size if larger and is_one_block(batch, size) else BLOCK
+    size = laid.first.numel()
+    larger = BLOCK < size <= BLOCK + BLOCK // 8 and adopts
+    return size if larger and is_one_block(laid, size) else BLOCK
+
+
+def is_one_block(laid: Laid, size: int) -> bool:
+    """True if a packed batch, all of its tokens valid, is one block, whose results are those of the batch."""
+    packed = laid.mask is None and laid.offsets is not None and 0 < laid.first.numel() <= size
+    return packed and slots_outside(laid) == (0, 0)
 
 
 # --- outputs ---
 
 
-def new_output(batch: OpenBatch, dtype: torch.dtype, given: Tensor | None = None) -> Tensor:
+def new_output(laid: Laid, outside: tuple[int, int], dtype: torch.dtype, given: Tensor | None = None) -> Tensor:
     """Make a tensor of the batch's shape, or take the caller's; 0 at slots in no sequence, blocks write the rest."""
-    out = torch.empty(batch.train.shape, dtype=dtype, device="cpu") if given is None else given
-    before, after = batch.outside
+    out = torch.empty(laid.first.shape, dtype=dtype, device="cpu") if given is None else given
+    before, after = outside
     if before + after:
         out[:before] = 0
         out[out.shape[0] - after :] = 0
     return out
 
 
-def tokens_outside(batch: OpenBatch) -> int:
+def tokens_outside(laid: Laid, outside: tuple[int, int]) -> int:
     """Count the valid tokens before the first and after the last sequence of a packed batch on the CPU."""
-    before, after = batch.outside
-    if batch.mask is None or not before + after:
+    before, after = outside
+    if laid.mask is None or not before + after:
         return before + after
-    outside = batch.mask[:before], batch.mask[batch.train.numel() - after :]
-    return sum(int(torch.count_nonzero(part)) for part in outside)
+    parts = laid.mask[:before], laid.mask[laid.first.numel() - after :]
+    return sum(int(torch.count_nonzero(part)) for part in parts)
 
 
 # --- running ---
 
 
-def run_blocks(batch: OpenBatch, spec: Spec) -> Result:
+def run_blocks(batch: OpenBatch, spec: Spec) -> CorrectResult:
     """Correct block by block, with compaction. CPU tensors only: how many tokens are valid decides the shapes."""
     assert batch.bounds is not None or not spec.asks_batch, "a block is not the batch"
     adopts = is_one_block(batch, slots_of(batch, spec)) and batch.weights_out is None
-    weights = mask = None
+    weights, mask, outside = None, None, slots_outside(batch)
     if spec.returns_weights and not adopts:
-        weights = new_output(batch, batch.dtype, batch.weights_out)
+        weights = new_output(batch, outside, batch.dtype, batch.weights_out)
     if spec.edits_mask:
-        mask = new_output(batch, torch.bool if batch.mask is None else batch.mask.dtype, batch.mask_out)
+        kind = torch.bool if batch.mask is None else batch.mask.dtype
+        mask = new_output(batch, outside, kind, batch.mask_out)
     collector, keep = Collector(spec, True, batch.labels), []
     keep_turns = None if batch.turns is None else torch.ones(batch.turns.shape[0] - 1, dtype=torch.bool, device="cpu")
     for block in blocks_of(batch, slots_of(batch, spec)):
-        found = _run_block(block, spec, collector, weights, mask)
+        found = _run_block(block, batch, spec, collector, weights, mask)
         keep.append(found.decision.keep)
         if keep_turns is not None and block.turns is not None and found.facts.turns is not None:
             keep_turns[block.turns.which] = found.facts.turns.keep
         weights = found.weights if adopts else weights
-    statistics = collector.statistics(tokens_outside(batch), batch.count, batch.train.numel())
+    statistics = collector.vector(tokens_outside(batch, outside), batch.count, batch.train.numel())
     keeps = torch.cat(keep) if keep[1:] else keep[0]
-    return Result(weights, mask, keeps, statistics, keep_turns)
+    return CorrectResult(weights, mask, keeps, statistics, keep_turns)
 
 
-def is_one_block(batch: OpenBatch, size: int) -> bool:
-    """True if a packed batch, all of its tokens valid, is one block, whose results are those of the batch."""
-    packed = batch.mask is None and batch.offsets is not None and batch.outside == (0, 0)
-    return packed and 0 < batch.train.numel() <= size
-
-
-def _run_block(block: Block, spec: Spec, collector: Collector, weights: Tensor | None, mask: Tensor | None) -> Findings:
+def _run_block(
+    block: Block, batch: OpenBatch, spec: Spec, collector: Collector, weights: Tensor | None, mask: Tensor | None
+) -> Findings:
     """Correct one block: add its statistics, write its weights and mask."""
-    batch, compaction = block.batch, block.compaction
-    operands, known = operands_of(block, spec)
+    compaction = block.compaction
+    operands, known = operands_of(block, batch, spec)
     found = evaluate(operands)
     collector.take(found, block.take, known)
     # Statistics need these no more, and what follows has temporaries of its own.
@@ -220,14 +234,13 @@ def _run_block(block: Block, spec: Spec, collector: Collector, weights: Tensor |
     return found
 
 
-def operands_of(block: Block, spec: Spec) -> tuple[Operands, Known]:
+def operands_of(block: Block, batch: OpenBatch, spec: Spec) -> tuple[Operands, Known]:
     """The valid tokens of a block as the definition takes them, and the statistics that are known of them."""
-    batch = block.batch
 
     def logp(x: Tensor) -> Tensor:
         return block.take(x).to(batch.dtype)
 
-    pairs = {of: (logp(one), logp(other)) for of, (one, other) in batch.pairs.items()}
+    pairs = {of: (logp(one), logp(other)) for of, (one, other) in batch.pairs(spec).items()}
     every = policies((logp(batch.train), logp(batch.rollout)), pairs, block.mass(batch.mass))
     turns = None if block.turns is None else block.turns.turns
     others = {of: read_tokens(*two, block.sequences, spec, turns) for of, two in every.items()}
@@ -237,7 +250,7 @@ def operands_of(block: Block, spec: Spec) -> tuple[Operands, Known]:
         tokens=tokens,
         n_valid=block.n_valid,
         spec=spec,
-        advantages=None if batch.advantages is None else block.advantages(batch.advantages),
+        advantages=block.advantages(),
         external={name: block.take(x) for name, x in batch.external_of(spec).items()},
         others=others,
         bounds=batch.bounds,

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from functools import cached_property
 from struct import Struct
-from typing import Protocol, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -23,11 +23,13 @@ from ..definition import tokens as plain
 from ..definition.bounds import OPEN, Bound, WeightBounds, after_bounds, limits
 from ..definition.sequences import Packed
 from ..definition.tokens import LARGEST_D, Number, Tokens, k3
-from ..definition.turns import Turns
 from ..specs.caches import cached
 from ..specs.choices import Outside
 from ..specs.correction import Spec
 from ..specs.statistics import float32_at_least, float32_at_most
+
+if TYPE_CHECKING:
+    from ..definition.turns import Turns
 
 # --- sums of small D, and of outliers ---
 

@@ -8,14 +8,13 @@ and a run that has started does not end by a comparison.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, TypeVar
+from dataclasses import fields
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..specs.operands import CorrectOperands, LossOperands
-
-Operands = TypeVar("Operands", CorrectOperands, LossOperands)
 
 # Tokens that are compared, of whole sequences: more where the first sequence is longer.
 TOKENS = 4096
@@ -64,7 +63,7 @@ class FirstCall:
 
     def run(self, operands: Any, wanted: Any, *more: Any) -> Any:
         """Compare where that is possible now, then run the call."""
-        kind = kind_of(operands[0].device)
+        kind = kind_of(operands.first.device)
         due = kind is not None and (self.call, kind) not in COMPARED and may_wait() and self._is_due()
         if kind is not None and due and self.agrees(operands, wanted):
             COMPARED.add((self.call, kind))
@@ -102,7 +101,7 @@ class FirstCall:
                 elif name in jumps:
                     places = places & ~jumps[name]
             if bool(places.any()):
-                raise RuntimeError(self._message(operands[0], name, got[name], expected[name], places, wanted))
+                raise RuntimeError(self._message(operands.first, name, got[name], expected[name], places, wanted))
         return False
 
     def _message(self, tokens: Tensor, name: str, got: Output, expected: Output, places: Tensor, wanted: object) -> str:
@@ -154,12 +153,14 @@ def may_wait() -> bool:
 # --- a part of a batch ---
 
 
-def first_sequences(operands: Operands) -> Operands | None:
+def first_sequences(operands: CorrectOperands | LossOperands) -> Any:
     """The first whole sequences of a batch, some `TOKENS` tokens; None where none have a token.
 
     Beginning with the first keeps the alignment of addresses, and so the compiled kernels.
     """
-    tokens, given = operands[0], dict[str, Any](operands._asdict())
+    # The operands alone: what else a record has is of the whole batch.
+    kind: type[Any] = CorrectOperands if isinstance(operands, CorrectOperands) else LossOperands
+    tokens, given = operands.first, {each.name: getattr(operands, each.name) for each in fields(kind)}
     if operands.offsets is None:
         if not tokens.numel():
             return None
@@ -191,13 +192,15 @@ def first_sequences(operands: Operands) -> Operands | None:
             return x._replace(ids=x.ids[: sequences if x.per_sequence else of_tokens])
         return x[:of_tokens] if isinstance(x, Tensor) and name not in ("turns", "divisor") else x
 
-    return type(operands)(**{name: cut_to(name, x) for name, x in given.items()})
+    return kind(**{name: cut_to(name, x) for name, x in given.items()})
 
 
 def _on_cpu(x: Any) -> Any:
     """Operands, and whatever holds tensors in them, with copies of these on the CPU."""
     if isinstance(x, Tensor):
         return x.detach().cpu()
+    if isinstance(x, (CorrectOperands, LossOperands)):
+        return type(x)(**{name: _on_cpu(y) for name, y in vars(x).items()})
     if hasattr(x, "_fields"):
         return type(x)(*map(_on_cpu, x))
     return type(x)(map(_on_cpu, x)) if isinstance(x, (list, tuple)) else x
@@ -215,12 +218,13 @@ def _says_something(operands: CorrectOperands | LossOperands, expected: Outputs)
 def _moved(operands: Any) -> list[Any]:
     """Copy a call, or the step in it, with each of its policies moved up and down by `MOVED`."""
     found = []
-    for name, x in operands._asdict().items():
+    every = operands._asdict() if hasattr(operands, "_fields") else vars(operands)
+    for name, x in every.items():
         moved = _moved(x) if name == "step" else []
         if name in ("train", "rollout", "new", "base", "ref") and x is not None:
             wide = x if x.dtype == torch.float64 else x.float()
             moved = [wide + MOVED, wide - MOVED]
-        found += [operands._replace(**{name: one}) for one in moved]
+        found += [type(operands)(**every | {name: one}) for one in moved]
     return found
 
 

@@ -17,9 +17,6 @@ from .batch import CPU, STRIDED, SequenceGroups, is_followed
 from .layouts import LogProbs, described
 from .ranks import THIS_RANK
 from .ranks import Ranks as Ranks
-from .sequence_groups import Groups as Groups
-from .staleness import Versions as Versions
-from .turns import TurnIds as TurnIds
 
 T = TypeVar("T", bound=Tensor | SequenceGroups | None)
 
@@ -55,8 +52,70 @@ class Factors:
     mask: LogProbs | None = None
 
 
+@keywords_meant(max_turns="at_most=", turns="ids=")
+@dataclass(frozen=True, eq=False)
+class TurnIds:
+    """Turns that ids or the runs of the mask make, with a bound on their number.
+
+    Attributes:
+        ids: An integer for each token, in the layout of the log-probs, or "runs".
+        at_most: The largest number of turns. Pass it on a device: otherwise counting the turns costs a host sync.
+            Surplus turns are empty; if there are more turns than this, the last one takes the rest.
+    """
+
+    ids: LogProbs | Literal["runs"]
+    at_most: int
+
+
 # Offsets, ids in the layout of the log-probs, the runs of the mask, or ids with a bound.
 Turns = LogProbs | Literal["runs"] | TurnIds
+
+
+class Versions(NamedTuple):
+    """The versions of the policies that sampled, and the version that trains. A token's age is the difference.
+
+    Attributes:
+        ids: The version of the policy that sampled each token (same layout as the log-probs) or sequence ([S] or
+            [S, 1]), any integer dtype.
+        current: The version of the policy being trained.
+    """
+
+    ids: LogProbs
+    current: int
+
+
+@keywords_meant(group_index="index=", group_size="size=", group_count="count=", ids="index=")
+@dataclass(frozen=True, eq=False)
+class Groups:
+    """The group of each sequence, such as the samples of one prompt: an index, or the size of groups of neighbors.
+
+    Attributes:
+        index: [S] or [S, 1] int32 or int64, the group of each sequence, from 0 on and in any order. A number outside of
+            the range names no group: an error on the CPU, and left undivided or unbounded on a device.
+        size: Instead of an index: this many neighbors form a group, all on one rank of `Ranks.batch`.
+        count: The number of groups that an index can name, on all ranks of `Ranks.batch`, which needs it; None: as many
+            as there are sequences.
+    """
+
+    index: Tensor | None = None
+    size: int | None = None
+    count: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, x in (("size", self.size), ("count", self.count)):
+            if x is not None and (isinstance(x, bool) or not isinstance(x, int) or x < 1):
+                raise ValueError(f"groups.{name}: expected an integer above 0 or None, got {shown(x)}")
+        if self.size is None and self.index is None:
+            raise ValueError("groups: expected index= or size=, got neither")
+        if self.size is not None:
+            for name in ("index", "count"):
+                if getattr(self, name) is not None:
+                    raise ValueError(f"groups.{name}: expected None with groups.size, got both")
+
+    def claims(self) -> dict[str, str]:
+        """The parts that have to be equal on all ranks, as text by name."""
+        index = "None" if self.index is None else "given"
+        return {"groups.index": index, "groups.size": str(self.size), "groups.count": str(self.count)}
 
 
 @keywords_meant(

@@ -12,11 +12,11 @@ from ..definition.sequences import Packed
 from ..metrics.labels import SEQUENCES, TOKENS, Labeled, LabelSet, Units
 from ..specs.caches import cached
 from ..specs.validate import shown
-from .batch import INTEGERS, OpenBatch, Reader, checked_tensor
-from .staleness import Versions, read_versions
+from .batch import INTEGERS, Reader, checked_tensor
+from .staleness import read_versions
 
 if TYPE_CHECKING:
-    from .given import Labels
+    from .given import Labels, Versions
 
 # Labels that need no ids: the ages of versions, and the signs of advantages.
 AGE_LABEL, ADVANTAGE_LABEL = "age", "advantage"
@@ -24,36 +24,41 @@ SIGNS = ("negative", "zero", "positive")
 
 
 def read_labels(
-    read: Reader, batch: OpenBatch, labels: Mapping[str, Labels], versions: Versions | None, split: bool = False
+    read: Reader,
+    labels: Mapping[str, Labels],
+    versions: Versions | None,
+    turns: Tensor | None,
+    advantages: Tensor | None,
+    per_sequence: bool,
+    split: bool = False,
 ) -> tuple[Labeled, ...]:
     """Check the labels of a call and the names that go with them. An id that names none is no error: it is counted.
 
-    The turns and advantages of the batch have been read; `versions` give the ages if "age" has no ids. With `split`
-    each sequence lies on several ranks, so that a shape which tokens have too is theirs.
+    Turns and advantages have been read, these [S] where `per_sequence`; `versions` give the ages if "age" has no ids.
+    With `split` each sequence lies on several ranks, so that a shape which tokens have too is theirs.
     """
     made = {name for name in (AGE_LABEL, ADVANTAGE_LABEL) if name in labels and labels[name].ids is None}
-    found = [_labeled(read, batch, name, one.names, one.ids, split) for name, one in labels.items() if name not in made]
+    found = [_labeled(read, turns, name, one.names, one.ids, split) for name, one in labels.items() if name not in made]
     if AGE_LABEL in made:
         found.append(_ages(read, labels[AGE_LABEL].names, versions))
     if ADVANTAGE_LABEL in made:
-        found.append(_signs(batch, labels[ADVANTAGE_LABEL].names))
+        found.append(_signs(advantages, per_sequence, labels[ADVANTAGE_LABEL].names))
     return tuple(found)
 
 
-def _labeled(read: Reader, batch: OpenBatch, name: object, names: object, given: object, split: bool) -> Labeled:
+def _labeled(read: Reader, turns: Tensor | None, name: object, names: object, given: object, split: bool) -> Labeled:
     argument = f"labels[{name!r}]"
-    turns = None if batch.turns is None else batch.turns.shape[0] - 1
     if not isinstance(given, Tensor) and not isinstance(given, list):
         raise TypeError(f"{argument}: expected a tensor or a list of tensors, got {type(given).__name__}")
     if not isinstance(given, Tensor) or given.is_nested:
         ids, units = read.per_token_or_sequence(argument, given, INTEGERS)[0], TOKENS
-    elif tuple(given.shape) in ((batch.count,), (batch.count, 1)) and not (split and given.shape == read.first.shape):
+    elif tuple(given.shape) in ((read.count,), (read.count, 1)) and not (split and given.shape == read.first.shape):
         # Tested before the shape of tokens: sequences of one token each have the same shape.
         ids, units = checked_tensor(argument, given.reshape(-1), INTEGERS), SEQUENCES
-        if ids.device != batch.train.device:
-            raise ValueError(f"{argument}: expected device {batch.train.device}, got {ids.device}")
-    elif turns is not None and _is_of_turns(argument, given, turns, read, split):
-        ids, units = _of_turns(batch, checked_tensor(argument, given.reshape(-1), INTEGERS)), TOKENS
+        if ids.device != read.device:
+            raise ValueError(f"{argument}: expected device {read.device}, got {ids.device}")
+    elif turns is not None and _is_of_turns(argument, given, turns.shape[0] - 1, read, split):
+        ids, units = _of_turns(read, turns, checked_tensor(argument, given.reshape(-1), INTEGERS)), TOKENS
     else:
         ids, units = read.per_token_or_sequence(argument, given, INTEGERS)[0], TOKENS
     return Labeled(_named(name, names, units), ids)
@@ -76,11 +81,9 @@ def _is_of_turns(argument: str, given: Tensor, turns: int, read: Reader, split: 
     return found
 
 
-def _of_turns(batch: OpenBatch, ids: Tensor) -> Tensor:
+def _of_turns(read: Reader, turns: Tensor, ids: Tensor) -> Tensor:
     """Give every token the label of its turn."""
-    assert batch.turns is not None
-    offsets = batch.turns.to(ids.device, torch.int64)
-    return Packed(offsets, batch.train.numel()).spread(ids).view(batch.train.shape)
+    return Packed(turns.to(ids.device, torch.int64), read.first.numel()).spread(ids).view(read.first.shape)
 
 
 def _ages(read: Reader, names: object, versions: Versions | None) -> Labeled:
@@ -93,9 +96,8 @@ def _ages(read: Reader, names: object, versions: Versions | None) -> Labeled:
     return Labeled(labels, ages.clamp(max=len(labels.values) - 1) if labels.values[-1].endswith("+") else ages)
 
 
-def _signs(batch: OpenBatch, names: object) -> Labeled:
+def _signs(advantages: Tensor | None, per_sequence: bool, names: object) -> Labeled:
     """Make labels of the signs of the advantages; NaN has none."""
-    advantages = batch.advantages
     if advantages is None:
         raise ValueError(
             f"labels[{ADVANTAGE_LABEL!r}]: expected ids, or advantages= of the call to take signs of, got neither"
@@ -103,7 +105,7 @@ def _signs(batch: OpenBatch, names: object) -> Labeled:
     if names != ():
         raise ValueError(f"labels[{ADVANTAGE_LABEL!r}].names: expected none without ids, got {shown(names)}")
     ids = torch.where(advantages.isnan(), len(SIGNS), advantages.sign().long() + 1)
-    return Labeled(_named(ADVANTAGE_LABEL, SIGNS, SEQUENCES if batch.per_sequence else TOKENS), ids)
+    return Labeled(_named(ADVANTAGE_LABEL, SIGNS, SEQUENCES if per_sequence else TOKENS), ids)
 
 
 def _named(name: object, values: object, units: Units) -> LabelSet:

@@ -24,6 +24,7 @@ from ..specs.statistics import log_of
 from ..specs.surrogate import Decided, TokenLoss
 from ..specs.terms import Objective
 from . import blocks, whole
+from .batch import slots_outside
 from .cpu_sums import SMALL, ExactSums, k3_within
 from .loss_task import LossTask
 
@@ -38,12 +39,12 @@ Run = tuple[Tensor, Tensor | None, Mapping[str, Number], Mapping[str, Number]]
 
 def run_blocks(task: LossTask) -> LossResult:
     """Run block by block, with compaction. CPU tensors only."""
-    batch = task.batch
-    size = blocks.slots_with_outputs(batch)
-    adopts = blocks.is_one_block(batch, size)
-    gradient = blocks.new_output(batch, batch.dtype) if task.differentiable and not adopts else None
+    size = blocks.slots_with_outputs(task)
+    adopts, gradient = blocks.is_one_block(task, size), None
+    if task.differentiable and not adopts:
+        gradient = blocks.new_output(task, slots_outside(task), task.dtype)
     totals, sums, maxima = [], [], []
-    for block in blocks.blocks_of(batch, size):
+    for block in blocks.blocks_of(task, size):
         operands = _operands_of(block, task)
         if task.decided is not None:
             operands.decided = task.decided._replace(tokens=tuple(map(block.take, task.decided.tokens)))
@@ -64,7 +65,8 @@ def run_blocks(task: LossTask) -> LossResult:
 
 def _operands_of(block: blocks.Block, task: LossTask) -> Operands:
     """The valid tokens of a block."""
-    batch, dtype = task.batch, task.batch.dtype
+    dtype, advantages = task.dtype, block.advantages()
+    assert advantages is not None
 
     def take(x: Tensor | None) -> Tensor | None:
         return None if x is None else block.take(x).to(dtype)
@@ -72,9 +74,9 @@ def _operands_of(block: blocks.Block, task: LossTask) -> Operands:
     return Operands(
         sequences=block.sequences,
         n_valid=block.n_valid,
-        new=block.take(batch.train).to(dtype),
+        new=block.take(task.new).to(dtype),
         base=take(task.base),
-        advantages=block.advantages(task.advantages).token,
+        advantages=advantages.token,
         weights=take(task.weights),
         ref=take(task.ref),
         valid=None,
@@ -191,7 +193,7 @@ READS_VALUES = OfBackend(ends, counts, clip, ratios)
 
 def run_whole(task: LossTask) -> LossResult:
     """Run all sequences at once, without compaction: no host sync, on any device."""
-    return _result(_with_gradient(_operands(task, task.batch.train, *whole.sequences_of(task.batch)), task), task)
+    return _result(_with_gradient(_operands(task, task.new, *whole.sequences_of(task)), task), task)
 
 
 def run_split(task: LossTask) -> LossResult:
@@ -199,19 +201,19 @@ def run_split(task: LossTask) -> LossResult:
 
     The value is summed over the tokens of this rank; its divisor and the gradient are of whole sequences.
     """
-    sequences, valid = whole.split_sequences_of(task.batch, task.group)
+    sequences, valid = whole.split_sequences_of(task, task.group)
     with torch.no_grad():
-        loss.evaluate(_operands(task, task.batch.train, sequences, valid), task.objective)
+        loss.evaluate(_operands(task, task.new, sequences, valid), task.objective)
     sequences.start("policy_loss: the sums of each sequence")
     sequences.wait()
-    return _result(_with_gradient(_operands(task, task.batch.train, sequences, valid), task), task)
+    return _result(_with_gradient(_operands(task, task.new, sequences, valid), task), task)
 
 
 def finite_tokens(task: LossTask) -> Tensor | None:
     """Bool per token: all that the loss needs of it is finite, so that it can train; None where NaN may pass."""
     if task.objective.nonfinite == "propagate":
         return None
-    return loss.finite(_operands(task, task.batch.train, *whole.sequences_of(task.batch)), task.objective)
+    return loss.finite(_operands(task, task.new, *whole.sequences_of(task)), task.objective)
 
 
 @torch.no_grad()
@@ -220,10 +222,9 @@ def see_batch(task: LossTask, ids: Tensor, ranks: Ranks) -> Decided:
     # Few surrogates see the batch, and importing what they search by takes its time.
     from . import sees_batch
 
-    batch = task.batch
-    sequences, valid = whole.sequences_of(batch)
-    found = loss.read(_operands(task, batch.train, sequences, valid), task.objective)
-    return task.objective.surrogate.see_batch(sees_batch.WholeBatch(batch, found, ids, ranks))
+    sequences, valid = whole.sequences_of(task)
+    found = loss.read(_operands(task, task.new, sequences, valid), task.objective)
+    return task.objective.surrogate.see_batch(sees_batch.WholeBatch(task, found, ids, ranks))
 
 
 @torch.no_grad()
@@ -231,41 +232,42 @@ def see_groups(task: LossTask, ranks: Ranks) -> Decided:
     """Let the surrogate decide from the groups of sequences."""
     from . import sees_batch
 
-    batch = task.batch
-    sequences, valid = whole.sequences_of(batch)
-    found = loss.read(_operands(task, batch.train, sequences, valid), task.objective)
-    assert batch.groups is not None
-    seen = sees_batch.WholeGroups(sees_batch.facts_of(found, sequences), batch.groups, ranks)
+    sequences, valid = whole.sequences_of(task)
+    found = loss.read(_operands(task, task.new, sequences, valid), task.objective)
+    assert task.groups is not None
+    seen = sees_batch.WholeGroups(sees_batch.facts_of(found, sequences), task.groups, ranks)
     decided = task.objective.surrogate.see_groups(seen)
     return decided._replace(tokens=tuple([sequences.spread(x).expand(found.x.shape) for x in decided.sequences]))
 
 
 def run_traced(task: LossTask) -> LossResult:
-    """Run under a compiler, which takes the derivative of the graph from `task.new` itself."""
-    operands = _operands(task, task.new, *whole.sequences_of(task.batch))
+    """Run under a compiler, which takes the derivative of the graph from `task.leaf` itself."""
+    operands = _operands(task, task.leaf, *whole.sequences_of(task))
     return _result(loss.evaluate(operands, task.objective), task)
 
 
 def _operands(task: LossTask, new: Tensor, sequences: Rows | Packed | Split, valid: Tensor | None) -> Operands:
     """The whole batch as one block."""
-    batch = task.batch
+    dtype, mass, advantages = task.dtype, task.mass, whole.advantages_of(task, sequences)
+    assert advantages is not None
+    turns = whole.turns_in(task, task.turns, sequences, valid)
 
     def cast(x: Tensor | None) -> Tensor | None:
-        return None if x is None else x.to(batch.dtype)
+        return None if x is None else x.to(dtype)
 
     return Operands(
         sequences=sequences,
-        n_valid=whole.count_valid(batch, sequences, valid),
-        new=new.to(batch.dtype),
+        n_valid=whole.count_valid(task, sequences, valid),
+        new=new.to(dtype),
         base=cast(task.base),
-        advantages=whole.advantages_of(batch, task.advantages, sequences).token,
+        advantages=advantages.token,
         weights=cast(task.weights),
         ref=cast(task.ref),
         valid=valid,
         trains=None if task.trains is None else task.trains != 0,
-        mass=None if task.mass is None else task.mass.each(lambda log: log.to(batch.dtype)),
+        mass=None if mass is None else mass.each(lambda log: log.to(dtype)),
         scales=cast(task.scales),
-        turns=None if batch.turns is None else whole.turns_of(batch, sequences, valid).units,
+        turns=None if turns is None else turns.units,
         decided=task.decided,
     )
 
@@ -295,7 +297,7 @@ def _result(found: Run, task: LossTask) -> LossResult:
     divided_by = loss.counted_by(wanted)
     count: Number = 1.0 if divided_by is None else sums[divided_by]
     divisor = _divisor(count if task.divisor is None else task.divisor, wanted)
-    return LossResult((total / divisor).to(task.batch.dtype), gradient, None, divisor, divisor, statistics)
+    return LossResult((total / divisor).to(task.dtype), gradient, None, divisor, divisor, statistics)
 
 
 def _stacked(numbers: Iterable[Number]) -> Tensor:

@@ -7,21 +7,23 @@ the reference needs it.
 from __future__ import annotations
 
 import math
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from ..definition.tokens import KeptMass
 from ..metrics import loss as loss_metrics
 from ..specs.caches import cached
 from ..specs.operands import LossOperands, LossResult, ScaleOperands
 from ..specs.surrogate import Decided
 from ..specs.terms import Objective
-from . import first_call, loss_blocks
-from .batch import OpenBatch
+from . import loss_blocks
 from .loss_task import LossTask
-from .registration import OPERATORS, beside_tokens, define, encoded_once, filled, seen_by_others
+from .registration import OPERATORS, beside_tokens, define, encoded_once, filled, flat, seen_by_others
+
+if TYPE_CHECKING:
+    from . import first_call
 
 # Statistics that are counts.
 COUNTS = frozenset((*loss_metrics.OF_SEQUENCES, "loss_tokens_nonfinite", "clip_low", "clip_high", "clip_dual"))
@@ -32,44 +34,29 @@ def repeats(advantages: Tensor) -> bool:
     return advantages.dim() == 2 and advantages.shape[1] > 0 and advantages.stride(1) == 0
 
 
-def operands_of(task: LossTask) -> LossOperands:
-    """Return a batch as the operators take it."""
-    batch, wanted = task.batch, task.objective
-    log_mass, of_base = (None, False) if task.mass is None else (task.mass.log_mass, task.mass.of == "train")
-    chosen = None
-    if task.decided is not None:
-        (chosen,) = task.decided.tokens or (None,)
-    advantages, per_sequence = task.advantages, batch.per_sequence
-    if repeats(advantages):
-        # The kernels read each once, where a copy would be made for them.
-        advantages, per_sequence = advantages[:, 0], True
-    return LossOperands(
-        new=batch.train, base=task.base, ref=task.ref, advantages=advantages, per_sequence=per_sequence,
-        weights=task.weights, trains=task.trains, mask=batch.mask, offsets=batch.offsets, divisor=task.divisor,
-        scales=task.scales, log_mass=log_mass, mass_of_base=of_base, double=batch.dtype == torch.float64,
-        turns=None if batch.turns is None or wanted.surrogate.mean_unit != "turn" else batch.turns, chosen=chosen,
-        differentiable=task.differentiable,
-    )  # fmt: skip
+def for_kernels(task: LossTask) -> LossTask:
+    """A loss as the kernels take it: an advantage that a row repeats is read once, where a copy would be made."""
+    if not repeats(task.advantages):
+        return task
+    return replace(task, advantages=task.advantages[:, 0], per_sequence=True)
 
 
 def _encoded(task: LossTask) -> tuple[str, list[float]] | None:
     """Encode the objective, where something has to see the kernels as operators; else give None."""
-    batch, wanted = task.batch, task.objective
-    policies = batch.train, task.base, task.ref, None if task.mass is None else task.mass.log_mass
-    factors = task.weights, task.trains, task.scales, *(() if task.decided is None else task.decided.tokens)
-    if not seen_by_others((*policies, *factors, task.advantages, batch.mask, batch.offsets, task.divisor)):
+    policies = task.new, task.base, task.ref, task.log_mass
+    factors = task.weights, task.trains, task.scales, task.chosen
+    if not seen_by_others((*policies, *factors, task.advantages, task.mask, task.offsets, task.divisor)):
         return None
-    return encoded_once(wanted)
+    return encoded_once(task.objective)
 
 
 def run_fused(task: LossTask) -> LossResult:
     """Run the kernels on a batch: directly, or as the operator where something has to see that."""
-    operands, text = operands_of(task), _encoded(task)
+    given, text = for_kernels(task), _encoded(task)
     if text is None:
-        found: LossResult = launcher().run(beside_tokens(operands), task.objective, task.before)
+        found: LossResult = launcher().run(beside_tokens(given), task.objective, task.before)
     else:
-        *of_operator, _ = operands
-        value, gradient, inners, divisor, rest, statistics = OPERATORS.policy_loss(*of_operator, *text)
+        value, gradient, inners, divisor, rest, statistics = OPERATORS.policy_loss(*flat(OPERANDS, given), *text)
         found = LossResult(value, gradient, inners, divisor, rest, statistics, by_kernels=True)
     gradient = found.gradient if task.differentiable else None
     return found._replace(gradient=gradient, statistics=_with_decided(found.statistics, task))
@@ -117,6 +104,8 @@ def kernels() -> Any:
 @cached(maxsize=1)
 def launcher() -> Any:
     """The launcher of calls that no operator stands for, behind the comparison of the first of them."""
+    from . import first_call
+
     return first_call.launcher_of("policy_loss", kernels(), _results_of_kernels, results_of_torch, launcher.cache_clear)
 
 
@@ -124,7 +113,7 @@ def launcher() -> Any:
 
 
 def _results_of_kernels(operands: LossOperands, objective: Objective) -> first_call.Outputs:
-    found = kernels().run(operands._replace(differentiable=True), objective)
+    found = kernels().run(replace(operands, differentiable=True), objective)
     return results_of(operands, objective, found.value, slope_of(found, operands.offsets), found.statistics)
 
 
@@ -140,34 +129,14 @@ def slope_of(found: LossResult, offsets: Tensor | None) -> Tensor:
 
 def results_of_torch(operands: LossOperands, objective: Objective) -> first_call.Outputs:
     """Compute the loss of operands on the CPU on plain torch, as results to compare."""
-    dtype = torch.float64 if operands.double else torch.float32
-    floats = ("new", "base", "ref", "weights", "advantages", "scales")
-    cast = {name: None if (x := getattr(operands, name)) is None else x.to(dtype) for name in floats}
-    new, offsets = cast["new"], operands.offsets
-    assert new is not None and cast["advantages"] is not None
-    count = new.shape[0] if offsets is None else offsets.shape[0] - 1
-    batch = OpenBatch(new, new, operands.mask, None if offsets is None else offsets.long(), count, lambda x: x, None)
-    batch.advantages, batch.per_sequence, batch.turns = cast["advantages"], operands.per_sequence, operands.turns
-    decided = None
+    decided, divisor, offsets = None, operands.divisor, operands.offsets
     if operands.chosen is not None:
-        decided = Decided((operands.chosen,), dict.fromkeys(objective.surrogate.traits.sums, new.new_zeros(())))
-    log_mass, over_rows = operands.log_mass, objective.mean.over == "rows"
-    task = LossTask(
-        new,
-        batch,
-        cast["advantages"],
-        cast["base"],
-        cast["weights"],
-        cast["ref"],
-        operands.trains,
-        objective,
-        divisor=torch.tensor(float(count), dtype=torch.float64, device="cpu")
-        if operands.divisor is None and over_rows
-        else operands.divisor,
-        mass=None if log_mass is None else KeptMass(log_mass, "train" if operands.mass_of_base else "rollout"),
-        scales=cast["scales"],
-        decided=decided,
-    )
+        nothing = torch.zeros((), device="cpu")
+        decided = Decided((operands.chosen,), dict.fromkeys(objective.surrogate.traits.sums, nothing))
+    if divisor is None and objective.mean.over == "rows":
+        divisor = torch.tensor(float(operands.count), dtype=torch.float64, device="cpu")
+    changed = {"divisor": divisor, "offsets": None if offsets is None else offsets.long(), "differentiable": True}
+    task = LossTask(**vars(operands) | changed, leaf=operands.new, objective=objective, decided=decided)
     found = loss_blocks.run_blocks(task)
     assert found.gradient is not None
     slope = found.gradient / found.divisor.to(found.gradient.dtype)
@@ -188,6 +157,8 @@ def results_of(
     # What a surrogate found in the whole batch is no result of the kernels.
     sizes = {name: None if name in COUNTS else of_sums for name in names if name not in objective.surrogate.traits.sums}
     largest = float(torch.where(slope.isfinite(), slope, 0).abs().max())
+    from . import first_call
+
     found = first_call.results(value=(value, size), gradient=(slope, 0.01 * largest))
     return found | first_call.statistics(values, sizes)
 
@@ -223,5 +194,5 @@ def _scaled_shape(operands: ScaleOperands) -> tuple[Tensor, ...]:
     return (torch.empty_like(operands.gradient, dtype=operands.dtype),)
 
 
-define("policy_loss", LossOperands, 6, cuda=_kernels, cpu=_kernels, fake=_shapes, encoded="objective")
+OPERANDS = define("policy_loss", LossOperands, 6, cuda=_kernels, cpu=_kernels, fake=_shapes, encoded="objective")
 define("scale_gradient", ScaleOperands, 1, cuda=_scale, cpu=_scale, fake=_scaled_shape)

@@ -2,39 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from ..definition.tokens import KeptMass
+from ..specs.operands import LossOperands
 from ..specs.surrogate import Surrogate
-from .batch import OpenBatch
+from .batch import SequenceGroups, as_it_is, mass_of
+from .layouts import LogProbs
 
 if TYPE_CHECKING:
     from ..specs.surrogate import Decided
     from ..specs.terms import Objective
 
 
-@dataclass(eq=False, repr=False)
-class LossTask:
-    """A loss to run. Tensors have the shape of the batch, and are constants, except for `new`."""
+@dataclass(eq=False, repr=False, kw_only=True)
+class LossTask(LossOperands):
+    """A loss to run: the tensors that kernels take, constants all of them, and what else belongs to it."""
 
-    new: Tensor  # may require grad; `batch.train` is the same, detached
-    batch: OpenBatch  # mask and offsets
-    advantages: Tensor  # per token, or [S] where `batch.per_sequence`
-    base: Tensor | None  # log-probs that new_logp is compared with; None: its own, detached
-    weights: Tensor | None  # factors of the surrogate's loss
-    ref: Tensor | None  # log-probs of the reference policy
-    trains: Tensor | None  # non-zero at trained tokens; None: all valid ones
+    leaf: Tensor  # new_logp as it came, which may require grad; `new` is the same, detached
     objective: Objective
-    differentiable: bool = True  # compute the gradient too
-    divisor: Tensor | None = None  # 0-d float64 count that the caller brings; None: the loss counts
+    restore: Callable[[Tensor], LogProbs] = as_it_is  # gives a result of this shape back in the caller's layout
+    given_mask: LogProbs | None = None
     group: Any = None  # over which sequences are split
-    mass: KeptMass | None = None  # that truncated sampling kept, where `base` is the rollout's
-    scales: Tensor | None = None  # factors of all that a token adds to the loss
+    groups: SequenceGroups | None = None  # for a surrogate that looks at them
     decided: Decided | None = None  # what the surrogate found in the whole batch; None: it does not look
     before: tuple[Tensor, int] | None = None  # statistics of a correction to join, and how many are sums
+
+    @property
+    def mass(self) -> KeptMass | None:
+        """The mass that truncated sampling kept, where `base` is the rollout's."""
+        return mass_of(self.log_mass, self.mass_of_base)
 
 
 def beyond_kernels(surrogate: Surrogate, scaled: bool) -> str | None:

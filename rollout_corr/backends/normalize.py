@@ -6,27 +6,27 @@ rest in plain torch: a mean must not depend on `rejected`, and the mask says wha
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from ..definition import normalize
-from ..definition.tokens import compute_dtype
 from ..metrics.extra import Extra, divisors_of
 from ..specs.correction import Spec
 from . import whole
 
 if TYPE_CHECKING:
     from ..definition.sequences import Packed, Rows
-    from .batch import OpenBatch, Result
+    from ..metrics.statistics import Statistics
+    from ..specs.operands import CorrectResult
+    from .batch import OpenBatch
     from .ranks import Ranks
     from .split import Split
 
 
-def divide(result: Result, batch: OpenBatch, spec: Spec, groups: Ranks) -> None:
-    """Divide the weights of a result by their means, and zero what rejection zeroes."""
+def divide(result: CorrectResult, statistics: Statistics, batch: OpenBatch, spec: Spec, groups: Ranks) -> Statistics:
+    """Divide the weights of a result by their means, zero what rejection zeroes, and append the divisors."""
     weights = result.weights
     assert weights is not None
     sequences, _ = whole.sequences_of(batch)
@@ -62,7 +62,7 @@ def divide(result: Result, batch: OpenBatch, spec: Spec, groups: Ranks) -> None:
     if not spec.apply:
         result.weights = result.mask = None
     divisors = divisors_of(mean, divides, counted)
-    result.statistics = replace(result.statistics, spec=spec).followed_by(Extra(divisors=True), *divisors)
+    return statistics.followed_by(Extra(divisors=True), *divisors)
 
 
 def _totals(batch: OpenBatch, weights: Tensor, spec: Spec, groups: Ranks) -> Tensor:
@@ -79,14 +79,11 @@ def _totals(batch: OpenBatch, weights: Tensor, spec: Spec, groups: Ranks) -> Ten
 def _totals_here(
     batch: OpenBatch, weights: Tensor, spec: Spec, sequences: Rows | Packed | Split, valid: Tensor | None
 ) -> Tensor:
-    turns = whole.turns_of(batch, sequences, valid) if spec.weight is not None and spec.weight.per_turn else None
+    turns = whole.turns_in(batch, batch.turns if spec.weighs_turns else None, sequences, valid)
     if valid is None:
         valid = torch.ones_like(weights, dtype=torch.bool)
     nonfinite = None
     if spec.nonfinite == "reject":
-        dtype = compute_dtype(batch.train.dtype, batch.rollout.dtype)
-        train, rollout = batch.train.to(dtype), batch.rollout.to(dtype)
-        if batch.mass is not None:
-            train, rollout = batch.mass.each(lambda log: log.to(dtype)).taken_from(train, rollout)
+        train, rollout = whole.policies_of(batch, {})["train/rollout"]
         nonfinite = ~(train - rollout).isfinite() & valid
     return normalize.totals_of(weights, valid, nonfinite, sequences, turns, spec)

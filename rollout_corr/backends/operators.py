@@ -9,27 +9,22 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from ..definition.tokens import KeptMass, compute_dtype
 from ..metrics import aggregates, schema
-from ..metrics.extra import Extra
-from ..metrics.statistics import Statistics
 from ..specs.caches import cached, registered
 from ..specs.correction import Spec
-from ..specs.criterion import AGE
-from ..specs.operands import CorrectOperands
+from ..specs.operands import CorrectOperands, CorrectResult, compute_dtype
 from . import blocks, whole
-from .batch import OpenBatch, Result, external_names, read_offsets
-from .registration import OPERATORS, beside_tokens, define, encoded_once, filled, seen_by_others
-from .turns import read_offsets_of_turns
+from .batch import OpenBatch, read_offsets
+from .registration import OPERATORS, beside_tokens, define, encoded_once, filled, flat, seen_by_others
 
 if TYPE_CHECKING:
-    from ..kernels.correct.launch import CorrectFound
     from . import first_call
 
 # Of the oldest torch that is promised.
@@ -94,42 +89,60 @@ def why_not(device: torch.device) -> str | None:
     return f"the kernels run on {' and '.join(DEVICES)} tensors{also}"
 
 
-def run_fused(batch: OpenBatch, spec: Spec) -> Result:
+def run_fused(batch: OpenBatch, spec: Spec) -> CorrectResult:
     """Run the kernels on a batch: directly, or as the operator where something has to see that.
 
     The kernels know no labels and not all of detail="full": statistics of these are the definition's.
     """
     result = _run_fused(batch, spec)
     if batch.labels:
+        from ..metrics.by_label import joined
+
         with torch.no_grad():
-            for one, found in zip(batch.labels, whole.statistics_of_labels(batch, spec, batch.labels), strict=True):
-                result.statistics = result.statistics.followed_by(Extra((one.labels,)), *found)
+            of_labels = whole.statistics_of_labels(batch, spec)
+            result.statistics = joined(result.statistics, counts(spec)[0], of_labels)
     return result
 
 
-def _run_fused(batch: OpenBatch, spec: Spec) -> Result:
-    operands = operands_of(batch, spec, torch.compiler.is_compiling())
-    if is_operator(operands):
-        *of_operator, _ = operands_of(batch, spec, True)
-        found = OPERATORS.correct(*of_operator, *encoded_once(spec))
-        weights, mask, keep, vector, keep_turns = found
-        statistics = Statistics(spec, vector)
-        return Result(
+def _run_fused(batch: OpenBatch, spec: Spec) -> CorrectResult:
+    if torch.compiler.is_compiling():
+        # It makes the ages as it makes all else, and would compile anew for every current version.
+        batch = with_ages(batch, spec)
+    if is_operator(batch):
+        batch = with_ages(batch, spec)
+        weights, mask, keep, vector, keep_turns = OPERATORS.correct(*flat(OPERANDS, batch), *encoded_once(spec))
+        return CorrectResult(
             weights if spec.returns_weights else None,
-            mask if writes_mask(spec, batch.mask, batch.offsets) else None,
+            mask if writes_mask(spec, batch) else None,
             keep,
             # On the CPU the operator is the reference, which leaves nothing.
-            statistics if batch.train.device.type == "cpu" else whole.diagnosed(statistics, batch, spec),
+            vector if batch.train.device.type == "cpu" else whole.diagnosed(vector, batch, spec),
             None if batch.turns is None else keep_turns,
         )
-    made: CorrectFound = launcher().run(beside_tokens(operands), spec, (batch.weights_out, batch.mask_out))
-    statistics = whole.diagnosed(Statistics(spec, made.statistics), batch, spec)
-    return Result(made.weights, made.mask, made.keep, statistics, made.keep_turns, made.mean, made.ages)
+    given = beside_tokens(for_kernels(batch, spec))
+    made: CorrectResult = launcher().run(given, spec, (batch.weights_out, batch.mask_out))
+    made.statistics = whole.diagnosed(made.statistics, batch, spec)
+    return made
 
 
-def is_operator(operands: CorrectOperands) -> bool:
+def with_ages(batch: OpenBatch, spec: Spec) -> OpenBatch:
+    """A batch that has the ages that criteria read among its externals, in the place of its versions."""
+    if batch.versions is None:
+        return batch
+    return replace(batch, externals=list(batch.external_of(spec).values()), versions=None)
+
+
+def for_kernels(batch: OpenBatch, spec: Spec) -> OpenBatch:
+    """A batch as the kernels take it."""
+    versions = batch.versions
+    # Where turns stand in the place of sequences, kernels look for versions of turns.
+    of_turns = versions is not None and versions.per_sequence and batch.turns is not None
+    return with_ages(batch, spec) if of_turns else batch
+
+
+def is_operator(given: CorrectOperands) -> bool:
     """Return whether something has to see the kernels as an operator, such as a compiler."""
-    given, versions = operands, operands.versions
+    versions = given.versions
     policies = given.train, given.rollout, given.new, given.log_mass
     tensors = *policies, given.mask, given.offsets, given.advantages, *given.externals
     # The operator on the CPU is the reference; there the kernels were asked for by name.
@@ -152,23 +165,6 @@ def launcher() -> Any:
     from . import first_call
 
     return first_call.launcher_of("correct", kernels(), _results_of_kernels, _results_of_torch, launcher.cache_clear)
-
-
-def operands_of(batch: OpenBatch, spec: Spec, ages_of_tokens: bool = False) -> CorrectOperands:
-    """Return a batch as the kernels take it: with versions, or as the operator takes it, with ages of tokens.
-
-    A compiler makes the ages as it makes all else, and would compile anew for every current version.
-    """
-    known = batch.versions
-    if known is not None and (ages_of_tokens or (known.per_sequence and batch.turns is not None)):
-        known = None  # where turns stand in the place of sequences, kernels look for versions of turns
-    external = list(batch.external_of(spec, known is None).values()) if spec.criteria else []
-    new = next(one for one, _ in batch.pairs.values()) if batch.pairs else None
-    log, of_rollout = (None, False) if batch.mass is None else (batch.mass.log_mass, batch.mass.of == "train")
-    return CorrectOperands(
-        batch.train, batch.rollout, batch.mask, batch.offsets, batch.advantages, batch.per_sequence, external, new, log,
-        of_rollout, batch.turns, known,
-    )  # fmt: skip
 
 
 def beyond_kernels(spec: Spec) -> str | None:
@@ -205,35 +201,35 @@ def counts(spec: Spec) -> tuple[int, int]:
     return len(sums), len(maxima)
 
 
-def writes_mask(spec: Spec, mask: Tensor | None, offsets: Tensor | None) -> bool:
+def writes_mask(spec: Spec, given: CorrectOperands) -> bool:
     """Tell whether a new mask is written: where the Spec edits it, or where none is given and sequences are packed."""
-    return spec.edits_mask or (mask is None and offsets is not None)
+    return spec.edits_mask or (given.mask is None and given.offsets is not None)
 
 
 # --- the first call ---
 
 
 def _results_of_kernels(operands: CorrectOperands, spec: Spec) -> first_call.Outputs:
-    found = kernels().run(beside_tokens(operands), spec)
-    return results_of(found.weights, found.mask, found.keep, found.statistics, found.keep_turns, spec)
+    return results_of(kernels().run(beside_tokens(operands), spec), spec)
 
 
 def _results_of_torch(operands: CorrectOperands, spec: Spec) -> first_call.Outputs:
     made = reference(operands, spec)
-    return results_of(made.weights, made.mask, made.keep, made.statistics.vector, made.keep_turns, spec)
+    return results_of(made, spec)
 
 
-def results_of(
-    weights: Tensor | None, mask: Tensor | None, keep: Tensor, vector: Tensor, keep_turns: Tensor | None, spec: Spec
-) -> first_call.Outputs:
+def results_of(made: CorrectResult, spec: Spec) -> first_call.Outputs:
     """The results of a correction as they are compared: decisions and counts exactly."""
     from . import first_call
 
     found = first_call.results(
-        keep=(keep, None), keep_turns=(keep_turns, None), mask=(mask, None), weights=(weights, 0.0)
+        keep=(made.keep, None),
+        keep_turns=(made.keep_turns, None),
+        mask=(made.mask, None),
+        weights=(made.weights, 0.0),
     )
     every = [name for part in schema.layout(spec) for name in part]
-    values = dict(zip(every, vector.tolist(), strict=True))
+    values = dict(zip(every, made.statistics.tolist(), strict=True))
     names = [name for name in every if not any(name in side for side in aggregates.DIAGNOSED)]
     if values["tokens_nonfinite"] and spec.nonfinite == "propagate":
         return found
@@ -254,41 +250,28 @@ def _size_of(name: str, values: Mapping[str, float]) -> float | None:
 
 
 def _kernels(operands: CorrectOperands, spec: Spec) -> tuple[Tensor, ...]:
-    found = kernels().run(beside_tokens(operands), spec)
-    return filled(operands.train, found.weights, found.mask, found.keep, found.statistics, found.keep_turns)
+    return _filled(operands, kernels().run(beside_tokens(operands), spec))
 
 
 def _reference(operands: CorrectOperands, spec: Spec) -> tuple[Tensor, ...]:
-    made = reference(operands, spec)
-    return filled(operands.train, made.weights, made.mask, made.keep, made.statistics.vector, made.keep_turns)
+    return _filled(operands, reference(operands, spec))
 
 
-def reference(operands: CorrectOperands, spec: Spec) -> Result:
+def _filled(operands: CorrectOperands, made: CorrectResult) -> tuple[Tensor, ...]:
+    return filled(operands.train, made.weights, made.mask, made.keep, made.statistics, made.keep_turns)
+
+
+def reference(operands: CorrectOperands, spec: Spec) -> CorrectResult:
     """Run a correction on plain torch, in blocks, with a mask where the kernels write one."""
-    given, train, mask, new = operands, operands.train, operands.mask, operands.new
-    offsets = None if given.offsets is None else read_offsets(given.offsets, train, False)
-    names = [name for name in external_names(spec) if name != AGE or given.versions is None]
-    pairs = {} if new is None else {"new/rollout": (new, given.rollout), "new/old": (new, train)}
-    batch = OpenBatch(
-        train=train,
-        rollout=given.rollout,
-        mask=mask,
-        offsets=offsets,
-        count=train.shape[0] if offsets is None else offsets.shape[0] - 1,
-        restore=lambda x: x,
-        given_mask=mask,
-        advantages=given.advantages,
-        per_sequence=given.per_sequence,
-        external=dict(zip(names, given.externals, strict=True)),
-        pairs={of: pair for of, pair in pairs.items() if any(criterion.of == of for criterion in spec.criteria)},
-        mass=None
-        if given.log_mass is None
-        else KeptMass(given.log_mass, "train" if given.mass_of_rollout else "rollout"),
-        versions=given.versions,
-    )
-    batch.turns = None if given.turns is None else read_offsets_of_turns(given.turns, batch, False)
+    batch = OpenBatch(**vars(operands))
+    if batch.offsets is not None:
+        batch = replace(batch, offsets=read_offsets(batch.offsets, batch.train, False))
+    if batch.turns is not None:
+        from .turns import read_offsets_of_turns
+
+        batch = replace(batch, turns=read_offsets_of_turns(batch.turns, batch, False))
     result = blocks.run_blocks(batch, spec)
-    if result.mask is None and writes_mask(spec, mask, offsets):
+    if result.mask is None and writes_mask(spec, batch):
         result.mask = whole.inside(batch)
     return result
 
@@ -298,7 +281,7 @@ def _shapes(operands: CorrectOperands, spec: Spec) -> tuple[Tensor, ...]:
     kind = compute_dtype(train.dtype, operands.rollout.dtype)
     sequences = train.shape[0] if offsets is None else offsets.shape[0] - 1
     mask_kind = torch.bool if mask is None else mask.dtype
-    edits = writes_mask(spec, mask, offsets)
+    edits = writes_mask(spec, operands)
 
     def empty(*size: int, dtype: torch.dtype) -> Tensor:
         return torch.empty(size, dtype=dtype, device=train.device)
@@ -313,4 +296,4 @@ def _shapes(operands: CorrectOperands, spec: Spec) -> tuple[Tensor, ...]:
     )
 
 
-define("correct", CorrectOperands, 5, cuda=_kernels, cpu=_reference, fake=_shapes, encoded="spec")
+OPERANDS = define("correct", CorrectOperands, 5, cuda=_kernels, cpu=_reference, fake=_shapes, encoded="spec")

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ..specs.operands import LossOperands
 from .batch import OpenBatch
 from .layouts import dtype_of
 
@@ -23,7 +24,9 @@ class Claims(NamedTuple):
     sequences: dict[str, str]  # equal on ranks that share sequences
 
 
-def claims_of(call: str, batch: OpenBatch, tensors: dict[str, Tensor | None], fixed: dict[str, str]) -> Claims:
+def claims_of(
+    call: str, batch: OpenBatch | LossOperands, tensors: dict[str, Tensor | None], fixed: dict[str, str]
+) -> Claims:
     """The claims of a call by name, with the dtypes of tensors and fixed text; reads advantages per sequence."""
     dtypes = {name: "None" if x is None else dtype_of(x) for name, x in tensors.items()}
     sequences = {"sequences": str(batch.count), "layout": "rows" if batch.offsets is None else "packed"}
@@ -34,7 +37,7 @@ def claims_of(call: str, batch: OpenBatch, tensors: dict[str, Tensor | None], fi
         advantages = "per sequence" if batch.per_sequence else "per token"
         if batch.per_sequence:
             sequences |= {f"advantages[{i}]": repr(x) for i, x in enumerate(batch.advantages.tolist())}
-    on = {"advantages": advantages, "device": batch.train.device.type}
+    on = {"advantages": advantages, "device": batch.first.device.type}
     return Claims({"call": call, **fixed, **dtypes, **on}, sequences)
 
 

@@ -1,8 +1,9 @@
-"""Define operators of torch from one declaration each: a NamedTuple of operands gives schema, calls and fakes."""
+"""Define operators of torch from one declaration each: the record of its operands gives schema, calls and fakes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
 
 import torch
@@ -54,13 +55,18 @@ def encoded_once(value: Checked) -> tuple[str, list[float]]:
     return encode(value) if torch.compiler.is_compiling() else encode_once(value)
 
 
-def beside_tokens(operands: Operands) -> Operands:
-    """Operands with their offsets on the device of the tokens, for the kernels."""
-    device = operands[0].device
-    offsets, turns = _for_kernels(operands.offsets, device), _for_kernels(operands.turns, device)
-    if offsets is operands.offsets and turns is operands.turns:
-        return operands  # A copy takes longer than all of this.
-    return operands._replace(offsets=offsets, turns=turns)
+def beside_tokens(given: Operands) -> Operands:
+    """A record with its offsets on the device of the tokens, for the kernels."""
+    device = given.first.device
+    offsets, turns = _for_kernels(given.offsets, device), _for_kernels(given.turns, device)
+    if offsets is given.offsets and turns is given.turns:
+        return given  # A copy takes longer than all of this.
+    return replace(given, offsets=offsets, turns=turns)
+
+
+def flat(names: tuple[str, ...], given: CorrectOperands | LossOperands) -> list[Any]:
+    """The operands of an operator by the names that `define` gave, from the record that has them as fields."""
+    return [getattr(given, name) for name in names]
 
 
 def _for_kernels(offsets: Tensor | None, device: torch.device) -> Tensor | None:
@@ -84,39 +90,46 @@ def define(
     cpu: Callable[..., tuple[Tensor, ...]],
     fake: Callable[..., tuple[Tensor, ...]],
     encoded: str | None = None,
-) -> None:
+) -> tuple[str, ...]:
     """Define `torch.ops.rollout_corr.NAME`, which runs `cuda` on CUDA tensors, ROCm's too, and `cpu` on the CPU's.
 
     Args:
         name: Its name.
-        operands: A NamedTuple with a field for each operand, in order. Its last fields, whose annotations are not in
-            `TYPES`, are no operands.
+        operands: A record with a field for each operand, in order. Fields whose annotations are not in `TYPES` are no
+            operands, and have defaults.
         results: How many tensors it gives.
         cuda: (operands) -> results, and with `encoded` (operands, decoded).
         cpu: Likewise.
         fake: Gives results of the right shapes and dtypes without looking at values.
         encoded: The name of one more operand, a Spec or an Objective, which travels as `spec.encode` encodes it.
-    """
-    fields = {field: TYPES[kind] for field, kind in get_type_hints(operands).items() if kind in TYPES}
-    count = len(fields)
-    fields |= {} if encoded is None else {encoded: "str", "numbers": "float[]"}
-    names = tuple(fields)
 
-    def flat(run: Callable[..., Any]) -> Callable[..., Tensor | tuple[Tensor, ...]]:
+    Returns:
+        The names of the operands from the record, in order.
+    """
+    hints = get_type_hints(operands)
+    order = operands._fields if hasattr(operands, "_fields") else [field.name for field in fields(operands)]
+    own = {each: TYPES[hints[each]] for each in order if hints[each] in TYPES}
+    count = len(own)
+    every = own | ({} if encoded is None else {encoded: "str", "numbers": "float[]"})
+    names = tuple(every)
+
+    def called(run: Callable[..., Any]) -> Callable[..., Tensor | tuple[Tensor, ...]]:
         def call(*args: Any, **kwargs: Any) -> Tensor | tuple[Tensor, ...]:
             given = (*args, *(kwargs[key] for key in names[len(args) :])) if kwargs else args
-            found = run(operands(*given[:count]), *([] if encoded is None else [_decoded(*given[count:])]))
+            record = operands(**dict(zip(own, given[:count], strict=True)))
+            found = run(record, *([] if encoded is None else [_decoded(*given[count:])]))
             return found if results > 1 else found[0]
 
         return call
 
     LIBRARY.define(
-        f"{name}({', '.join(f'{kind} {key}' for key, kind in fields.items())}) -> ({', '.join(['Tensor'] * results)})",
+        f"{name}({', '.join(f'{kind} {key}' for key, kind in every.items())}) -> ({', '.join(['Tensor'] * results)})",
         tags=(torch.Tag.pt2_compliant_tag,),
     )
-    LIBRARY.impl(name, flat(cuda), "CUDA")
-    LIBRARY.impl(name, flat(cpu), "CPU")
-    torch.library.register_fake(f"{NAMESPACE}::{name}", flat(fake), lib=LIBRARY)
+    LIBRARY.impl(name, called(cuda), "CUDA")
+    LIBRARY.impl(name, called(cpu), "CPU")
+    torch.library.register_fake(f"{NAMESPACE}::{name}", called(fake), lib=LIBRARY)
+    return tuple(own)
 
 
 def _decoded(text: str, numbers: list[float]) -> Any:

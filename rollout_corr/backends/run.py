@@ -9,27 +9,28 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..metrics import extra, native, peers, schema
-from ..metrics.extra import Extra, entropy_of
+from ..metrics import native, peers, schema
 from ..metrics.statistics import Statistics, sum_of
 from ..specs.caches import cached
 from ..specs.correction import Spec
+from ..specs.operands import CorrectResult
 from ..specs.weight import SMALLEST_MEAN
 from . import blocks, operators, whole
-from .batch import OpenBatch, Result
+from .batch import OpenBatch
 from .choose import chosen, chosen_backend
 from .ranks import Ranks
 
 if TYPE_CHECKING:
-    from .known_bounds import KnownBounds
-
+    from .loss_task import LossTask
 
 # A row of this many tokens at one end, all of one log-prob on both sides, is taken for padded.
 PADDED = 8
 # With fewer it is only taken for padded if that log-prob is 0.
 FEWEST_ALIKE = 4
+# A result in the shape of the batch, and its statistics.
+Corrected = tuple[CorrectResult, Statistics]
 # The functions of the runners without `Ranks.sequence`, by the names of `choose.RUNNERS`.
-CORRECTIONS: dict[str, Callable[[OpenBatch, Spec], Result]] = {
+CORRECTIONS: dict[str, Callable[[OpenBatch, Spec], CorrectResult]] = {
     "kernels": operators.run_fused,
     "operator": operators.run_fused,
     "traced": whole.run_whole,
@@ -67,7 +68,7 @@ def _undivided(spec: Spec) -> Spec:
     return replace(spec, weight=replace(spec.weight, normalize=None), rejected="mask", apply=True)
 
 
-def run_correction(batch: OpenBatch, spec: Spec, backend: str, groups: Ranks) -> Result:
+def run_correction(batch: OpenBatch, spec: Spec, backend: str, groups: Ranks) -> Corrected:
     """Correct a batch as it was read: choose the runner, run it, and do what comes after."""
     if groups.sequence is not None:
         _, complete = start_correction(batch, spec, backend, groups)
@@ -82,13 +83,13 @@ def run_correction(batch: OpenBatch, spec: Spec, backend: str, groups: Ranks) ->
         if spec.asks_batch:
             from .bounds_of_batch import find_bounds
 
-            batch.bounds = find_bounds(batch, undivided, groups)
+            batch = replace(batch, bounds=find_bounds(batch, undivided, groups))
         return _finished(CORRECTIONS[name](batch, undivided), batch, spec, groups)
 
 
 def start_correction(
     batch: OpenBatch, spec: Spec, backend: str, groups: Ranks
-) -> tuple[Callable[[], bool], Callable[[], Result]]:
+) -> tuple[Callable[[], bool], Callable[[], Corrected]]:
     """Start a correction, whose sums of sequences travel to the other ranks of `Ranks.sequence`.
 
     Returns whether all sums are there, and what waits for them and completes the correction.
@@ -109,40 +110,31 @@ def start_correction(
         else:
             done, decide = whole.start_split(batch, undivided, groups.sequence)
 
-    def complete() -> Result:
+    def complete() -> Corrected:
         with torch.no_grad():
-            result = _finished(decide(), batch, spec, groups)
-        if not groups.first():
-            result.statistics = result.statistics.of_tokens()
-        return result
+            result, statistics = _finished(decide(), batch, spec, groups)
+        return result, statistics if groups.first() else statistics.of_tokens()
 
     return done, complete
 
 
-def _finished(result: Result, batch: OpenBatch, spec: Spec, groups: Ranks) -> Result:
-    """Do what comes after the runners: normalization, ages of tokens, and the caller's tensors."""
-    _normalize(result, batch, spec, groups)
+def _finished(result: CorrectResult, batch: OpenBatch, spec: Spec, groups: Ranks) -> Corrected:
+    """Do what comes after the runners: normalization, statistics of further inputs, and the caller's tensors."""
+    statistics = Statistics(spec, result.statistics)
+    if batch.labels:
+        from ..metrics.extra import Extra
+
+        statistics = replace(statistics, extra=Extra(tuple([one.labels for one in batch.labels])))
+    statistics = _normalized(result, statistics, batch, spec, groups)
     if batch.mask is None and batch.offsets is None and groups.sequence is None:
-        result.statistics = count_padded(result.statistics, batch, spec)
-    if batch.entropy is not None:
-        result.statistics = statistics_of_entropy(batch.entropy, batch, groups, result.statistics)
-    if batch.has_ages:
-        if result.weights is not None and spec.weight is not None and spec.weight.decay is not None:
-            # A version that is newer than the current one does not raise its weight.
-            result.weights = result.weights * spec.weight.decay ** batch.ages().clamp(min=0.0)
-        result.statistics = result.statistics.followed_by(Extra(ages=True), *_statistics_of_ages(result, batch))
-    if batch.bounds is not None:
-        result.statistics = _with_bounds(result.statistics, batch.bounds, spec)
+        statistics = count_padded(statistics, batch, spec)
+    if batch.entropy is not None or batch.versions is not None or batch.bounds is not None:
+        from .extras import with_extras
+
+        statistics = with_extras(result, statistics, batch, spec, groups)
     if batch.weights_out is not None or batch.mask_out is not None:
         _put_into_outputs(result, batch)
-    return result
-
-
-def _statistics_of_ages(result: Result, batch: OpenBatch) -> tuple[Tensor, ...]:
-    """Return the sums and the maxima of ages: those of the backend, or taken here."""
-    if result.ages is not None:
-        return result.ages[:-2], result.ages[-2:]
-    return extra.ages_of(batch.ages(), whole.sequences_of(batch)[1])
+    return result, statistics
 
 
 def count_padded(statistics: Statistics, batch: OpenBatch, spec: Spec) -> Statistics:
@@ -161,35 +153,29 @@ def count_padded(statistics: Statistics, batch: OpenBatch, spec: Spec) -> Statis
     return replace(statistics, vector=counted)
 
 
-def _with_bounds(statistics: Statistics, bounds: KnownBounds, spec: Spec) -> Statistics:
-    """Append the bounds that were found."""
-    from .bounds_of_batch import bounds_by_place
-
-    places, found = bounds_by_place(spec, bounds)
-    return statistics.followed_by(Extra(bounds=places), *extra.bounds_of(found))
-
-
-def _normalize(result: Result, batch: OpenBatch, spec: Spec, groups: Ranks) -> None:
-    """Divide the weights by their mean where the Spec says so."""
+def _normalized(
+    result: CorrectResult, statistics: Statistics, batch: OpenBatch, spec: Spec, groups: Ranks
+) -> Statistics:
+    """Divide the weights by their mean where the Spec says so; gives the statistics, which may have more then."""
     weights = result.weights
     if weights is None or spec.weight is None or spec.weight.normalize is None:
-        return
+        return statistics
     if spec.weight.self_normalized:
         from .normalize import divide
 
-        divide(result, batch, spec, groups)
+        return divide(result, statistics, batch, spec, groups)
+    mean = result.mean
+    if mean is None or groups.batch is not None:
+        mean = _batch_mean(statistics, spec, groups)
+    if spec.nonfinite == "propagate":
+        # A NaN mean makes the weights NaN, but not the 0 at invalid tokens.
+        result.weights = torch.where(weights == 0, weights, weights / mean)
     else:
-        mean = result.mean
-        if mean is None or groups.batch is not None:
-            mean = _batch_mean(result.statistics, spec, groups)
-        if spec.nonfinite == "propagate":
-            # A NaN mean makes the weights NaN, but not the 0 at invalid tokens.
-            result.weights = torch.where(weights == 0, weights, weights / mean)
-        else:
-            weights.div_(mean)
+        weights.div_(mean)
+    return statistics
 
 
-def _put_into_outputs(result: Result, batch: OpenBatch) -> None:
+def _put_into_outputs(result: CorrectResult, batch: OpenBatch) -> None:
     """Copy what no backend wrote to the caller's tensors itself."""
     if batch.weights_out is not None and result.weights is not None and result.weights is not batch.weights_out:
         result.weights = batch.weights_out.copy_(result.weights)
@@ -206,31 +192,10 @@ def _batch_mean(statistics: Statistics, spec: Spec, groups: Ranks) -> Tensor:
     return mean.masked_fill(mean <= SMALLEST_MEAN, 1.0)
 
 
-def mask_back(batch: OpenBatch, edited: Tensor | None) -> Any:
+def mask_back(batch: OpenBatch | LossTask, edited: Tensor | None) -> Any:
     """The mask in the caller's layout; the very object that was given where nothing was edited."""
     if edited is not None:
         return batch.restore(edited)
     if batch.given_mask is not None:
         return batch.given_mask
     return batch.restore(whole.inside(batch))
-
-
-def statistics_of_entropy(
-    entropy: Tensor, batch: OpenBatch, groups: Ranks, before: Statistics | None = None
-) -> Statistics:
-    """Append the statistics of entropy, in the shape of the batch, to those of a correction, or make them alone.
-
-    Ranks that share sequences add up the sums of each: one more all-reduce.
-    """
-    tokens = entropy.to(batch.dtype), batch.train.to(batch.dtype)
-    if groups.sequence is None:
-        sums, maxima = entropy_of(*tokens, *whole.sequences_of(batch), True)
-    else:
-        sequences, valid = whole.split_sequences_of(batch, groups.sequence)
-        entropy_of(*tokens, sequences, valid, True)
-        sequences.start("entropy: the sums of each sequence")
-        sequences.wait()
-        sums, maxima = entropy_of(*tokens, sequences, valid, groups.first())
-    if before is None:
-        return Statistics(None, torch.cat([sums, maxima]), extra=Extra(entropy=True))
-    return before.followed_by(Extra(entropy=True), sums, maxima)

@@ -16,10 +16,11 @@ from ..definition.bounds_of_batch import by_sort
 from ..definition.loss import Read
 from ..definition.sequences import Sequences
 from ..definition.tokens import GRID_OF_FRACTION, LARGEST_STATISTIC
-from ..specs.bounds_of_batch import Before, Counting, Side
+from ..specs.bounds_of_batch import Side
+from ..specs.rules import Before, Counting
 from ..specs.surrogate import LossTokens
 from . import whole
-from .batch import OpenBatch, SequenceGroups
+from .batch import Laid, SequenceGroups
 
 if TYPE_CHECKING:
     from .ranks import Ranks
@@ -67,7 +68,7 @@ class WholeBatch:
     `ids`, [S] int64, are the numbers of its sequences; `ranks` share it.
     """
 
-    def __init__(self, batch: OpenBatch, found: Read, ids: Tensor, ranks: Ranks) -> None:
+    def __init__(self, batch: Laid, found: Read, ids: Tensor, ranks: Ranks) -> None:
         self.tokens: LossTokens = found.tokens
         counted = found.counted
         self.trains = torch.ones_like(found.x, dtype=torch.bool) if counted is None else counted

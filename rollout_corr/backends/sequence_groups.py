@@ -2,63 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from ..specs.checked import keywords_meant
-from ..specs.correction import Spec
-from ..specs.validate import shown
 from .batch import OFFSETS, SequenceGroups
 from .layouts import dtype_of, shape_of
 
 if TYPE_CHECKING:
-    from ..specs.surrogate import Surrogate
+    from .given import Groups
 
-
-@keywords_meant(group_index="index=", group_size="size=", group_count="count=", ids="index=")
-@dataclass(frozen=True, eq=False)
-class Groups:
-    """The group of each sequence, such as the samples of one prompt: an index, or the size of groups of neighbors.
-
-    Attributes:
-        index: [S] or [S, 1] int32 or int64, the group of each sequence, from 0 on and in any order. A number outside of
-            the range names no group: an error on the CPU, and left undivided or unbounded on a device.
-        size: Instead of an index: this many neighbors form a group, all on one rank of `Ranks.batch`.
-        count: The number of groups that an index can name, on all ranks of `Ranks.batch`, which needs it; None: as many
-            as there are sequences.
-    """
-
-    index: Tensor | None = None
-    size: int | None = None
-    count: int | None = None
-
-    def __post_init__(self) -> None:
-        for name, x in (("size", self.size), ("count", self.count)):
-            if x is not None and (isinstance(x, bool) or not isinstance(x, int) or x < 1):
-                raise ValueError(f"groups.{name}: expected an integer above 0 or None, got {shown(x)}")
-        if self.size is None and self.index is None:
-            raise ValueError("groups: expected index= or size=, got neither")
-        if self.size is not None:
-            for name in ("index", "count"):
-                if getattr(self, name) is not None:
-                    raise ValueError(f"groups.{name}: expected None with groups.size, got both")
-
-    def claims(self) -> dict[str, str]:
-        """The parts that have to be equal on all ranks, as text by name."""
-        index = "None" if self.index is None else "given"
-        return {"groups.index": index, "groups.size": str(self.size), "groups.count": str(self.count)}
-
-
-def wanted_by(spec: Spec | None, surrogate: Surrogate | None = None) -> str | None:
-    """Say in words what of a call needs groups; None: nothing does."""
-    if surrogate is not None and surrogate.traits.sees == "groups":
-        return f"the surrogate {surrogate!r}"
-    if spec is None or not spec.needs_groups:
-        return None
-    return "a weight with normalize='group'" if spec.normalizes_groups else "a bound with within='group'"
+if TYPE_CHECKING:
+    pass
 
 
 def read_groups(

@@ -11,21 +11,21 @@ from typing import Any
 
 from ..kernels.correct.launch import prepare
 from ..kernels.grid import current
-from ..metrics.statistics import Statistics
 from ..specs.correction import Spec
+from ..specs.operands import CorrectResult
 from . import whole
-from .batch import OpenBatch, Result
-from .operators import operands_of
+from .batch import OpenBatch
+from .operators import for_kernels
 from .registration import beside_tokens
 from .split import ExchangedTables
 
 
-def start_kernels(batch: OpenBatch, spec: Spec, group: Any) -> tuple[Callable[[], bool], Callable[[], Result]]:
+def start_kernels(batch: OpenBatch, spec: Spec, group: Any) -> tuple[Callable[[], bool], Callable[[], CorrectResult]]:
     """Start to correct parts of sequences by the kernels; the sums of sequences travel to the other ranks of the group.
 
     Returns whether all sums are there, and what waits for them, decides and applies.
     """
-    given = beside_tokens(operands_of(batch, spec))
+    given = beside_tokens(for_kernels(batch, spec))
     # The first and last column of a packed batch count tokens outside every sequence, which stay on this rank. With
     # turns every batch is packed.
     packed = given.offsets is not None or given.turns is not None
@@ -42,14 +42,15 @@ def start_kernels(batch: OpenBatch, spec: Spec, group: Any) -> tuple[Callable[[]
         integers.append(found.parts_of_turns.owners)
     exchanged = ExchangedTables(integers, floats, peaks, group)
 
-    def complete() -> Result:
+    def complete() -> CorrectResult:
         exchanged.complete()
         with current(batch.train):
             if found.parts_of_turns is not None:
                 found.parts_of_turns.settle()
             for launch in launches[2:]:
                 launch.run()
-        statistics = whole.diagnosed(Statistics(spec, found.statistics), batch, spec)
-        return Result(found.weights, found.mask, found.keep, statistics, found.keep_turns, ages=found.ages)
+        # Over ranks its mean is another one.
+        found.statistics, found.mean = whole.diagnosed(found.statistics, batch, spec), None
+        return found
 
     return exchanged.done, complete

@@ -3,27 +3,16 @@
 from __future__ import annotations
 
 from numbers import Integral
-from typing import NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 
 from ..specs.operands import LARGEST_VERSION, ReadVersions
 from ..specs.validate import shown, wrong_type
 from .batch import INTEGERS, Reader
-from .layouts import LogProbs
 
-
-class Versions(NamedTuple):
-    """The versions of the policies that sampled, and the version that trains. A token's age is the difference.
-
-    Attributes:
-        ids: The version of the policy that sampled each token (same layout as the log-probs) or sequence ([S] or
-            [S, 1]), any integer dtype.
-        current: The version of the policy being trained.
-    """
-
-    ids: LogProbs
-    current: int
+if TYPE_CHECKING:
+    from .given import Versions
 
 
 def read_versions(read: Reader, versions: Versions | None) -> ReadVersions:

@@ -6,6 +6,7 @@ pass that reads the two log-probs of the correction comes before it.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 from ..metrics import loss as loss_metrics
 from ..specs.caches import cached
 from ..specs.correction import Spec
-from ..specs.operands import InStep, LossOperands, LossResult
+from ..specs.operands import CorrectResult, InStep, LossOperands, LossResult
 from ..specs.surrogate import WeightUse
 from ..specs.terms import Objective
 from . import first_call, loss_operators, operators
@@ -58,35 +59,33 @@ def settles(spec: Spec, objective: Objective, rejected: str) -> bool:
 
 def fits(task: LossTask, correction: OpenBatch) -> bool:
     """Return whether a call is one that the kernels run in one pass, apart from its Spec and its objective."""
-    extras = correction.turns, correction.entropy, correction.bounds, task.decided
-    if correction.labels or correction.has_ages or any(x is not None for x in extras):
+    extras = correction.turns, correction.entropy, correction.bounds, correction.versions, task.decided
+    if correction.labels or any(x is not None for x in extras):
         return False
-    tensors = task.new, task.base, task.ref, task.advantages, correction.train, correction.rollout, correction.mask
-    mass = None if correction.mass is None else correction.mass.log_mass
-    given = (*tensors, correction.offsets, mass, task.scales, task.divisor, *correction.external.values())
-    double = torch.float64 in (task.batch.dtype, correction.dtype)
+    tensors = task.leaf, task.base, task.ref, task.advantages, correction.train, correction.rollout, correction.mask
+    given = *tensors, correction.offsets, correction.log_mass, task.scales, task.divisor, *correction.externals
+    double = task.double or correction.dtype == torch.float64
     # Nobody counts the writes to tensors of inference mode.
     counted = not torch.is_inference_mode_enabled() and not any(x is not None and x.is_inference() for x in given)
     return counted and not double and not seen_by_others(given)
 
 
-def operands_of(task: LossTask, correction: OpenBatch, spec: Spec, use: WeightUse, rejected: str) -> LossOperands:
-    """Return a step as the kernels take it."""
-    operands, mass = loss_operators.operands_of(task), correction.mass
-    if correction.advantages is not None:
+def for_kernels(task: LossTask, correction: OpenBatch, spec: Spec, use: WeightUse, rejected: str) -> LossTask:
+    """A step as the kernels take it."""
+    given = task
+    if correction.advantages is None:
         # Criteria take the mean of the finite advantages of tokens, and an advantage of a sequence as it is.
-        operands = operands._replace(advantages=task.advantages, per_sequence=task.batch.per_sequence)
+        given = loss_operators.for_kernels(task)
     train, rollout = correction.train, correction.rollout
-    trainer = "new" if train is operands.new else "base" if train is task.base else "own"
+    trainer = "new" if train is task.new else "base" if train is task.base else "own"
     engine = "base" if rollout is task.base else "own"
-    step = use_of(spec, use, rejected, trainer, engine, task.mass is not None)._replace(
+    step = use_of(spec, use, rejected, trainer, engine, task.log_mass is not None)._replace(
         settles=settles(spec, task.objective, rejected),
         train=train if trainer == "own" else None,
         rollout=rollout if engine == "own" else None,
-        externals=tuple(correction.external_of(spec).values()) if spec.criteria else (),
+        externals=tuple(correction.externals),
     )
-    log_mass, of_base = (None, False) if mass is None else (mass.log_mass, mass.of == "train")
-    return operands._replace(log_mass=log_mass, mass_of_base=of_base, step=step)
+    return replace(given, log_mass=correction.log_mass, mass_of_base=correction.mass_of_rollout, step=step)
 
 
 def use_of(spec: Spec, use: WeightUse, rejected: str, trainer: str, engine: str, loss_takes_mass: bool) -> InStep:
@@ -100,8 +99,8 @@ def use_of(spec: Spec, use: WeightUse, rejected: str, trainer: str, engine: str,
 
 def run_step(task: LossTask, correction: OpenBatch, spec: Spec, use: WeightUse, rejected: str) -> LossResult:
     """Run both, in one pass over the tokens or in two where sequences are decided about first."""
-    operands = beside_tokens(operands_of(task, correction, spec, use, rejected))
-    found: LossResult = launcher().run(operands, (spec, task.objective))
+    given = beside_tokens(for_kernels(task, correction, spec, use, rejected))
+    found: LossResult = launcher().run(given, (spec, task.objective))
     return found
 
 
@@ -117,11 +116,11 @@ class Unsettled:
     def __init__(self, correction: OpenBatch, spec: Spec, trainer: str) -> None:
         self.correction, self.spec = correction, spec
         named = {trainer: correction.train, "rollout_logp": correction.rollout, "mask": correction.mask}
-        named |= {"cu_seqlens": correction.offsets, "advantages": correction.advantages, **correction.external}
-        for numerator, _ in correction.pairs.values():
-            named["new_logp"] = numerator
-        if correction.mass is not None:
-            named["kept_mass"] = correction.mass.log_mass
+        named |= {"cu_seqlens": correction.offsets, "advantages": correction.advantages}
+        named |= correction.external_of(spec)
+        if correction.new is not None:
+            named["new_logp"] = correction.new
+        named["kept_mass"] = correction.log_mass
         self.read = [(name, x, x._version) for name, x in named.items() if x is not None]
 
     def make(self) -> tuple[Tensor | None, Tensor | None]:
@@ -157,7 +156,7 @@ def launcher() -> Any:
 
 
 def _results_of_kernels(operands: LossOperands, wanted: tuple[Spec, Objective]) -> first_call.Outputs:
-    found: LossResult = kernels().run(operands._replace(differentiable=True), wanted)
+    found: LossResult = kernels().run(replace(operands, differentiable=True), wanted)
     spec, objective = wanted
     sums, maxima = operators.counts(spec)
     of_loss = len(loss_metrics.sum_names(objective)), len(loss_metrics.max_names())
@@ -175,16 +174,17 @@ def _results_of_torch(operands: LossOperands, wanted: tuple[Spec, Objective]) ->
     made = operators.reference(kernels().correction_of(operands, spec), spec)
     trains = made.mask if spec.edits_mask else None
     weights = made.weights if trains is None or not use.gated else trains != 0
-    loss = operands._replace(
+    loss = replace(
+        operands,
         weights=weights if use.weighted else None,
         trains=trains if use.trained else None,
         log_mass=operands.log_mass if use.loss_takes_mass else None,
     )
     found = loss_operators.results_of_torch(loss, objective)
-    return {**found, **_of_correction(made.keep, made.statistics.vector, spec)}
+    return {**found, **_of_correction(made.keep, made.statistics, spec)}
 
 
 def _of_correction(keep: Tensor, statistics: Tensor, spec: Spec) -> first_call.Outputs:
     """The results of the correction, under names of their own."""
-    found = operators.results_of(None, None, keep, statistics, None, spec)
+    found = operators.results_of(CorrectResult(None, None, keep, statistics), spec)
     return {f"correction {name}": one for name, one in found.items()}

@@ -6,7 +6,6 @@ There are no blocks and no compaction, because both need values. CPU tensors go 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,115 +14,86 @@ from torch import Tensor
 from ..definition.bounds import OPEN
 from ..definition.correction import Advantages
 from ..definition.findings import Operands, evaluate
-from ..definition.sequences import Flattened, Packed, Rows, Sequences
+from ..definition.sequences import Packed, Rows, Sequences
 from ..definition.tokens import Policies, policies, read_tokens
-from ..definition.turns import Turns, turns_within
 from ..definition.weights import kept_tokens
 from ..metrics import aggregates, schema
 from ..metrics.all_sequences import AllSequences
-from ..metrics.collect import Collector, LabelCollector
-from ..metrics.labels import Labeled
-from ..metrics.statistics import Statistics
+from ..metrics.collect import Collector
 from ..specs.correction import Spec
-from .batch import OpenBatch, Result
-from .turns import sequence_offsets
+from ..specs.operands import CorrectResult, LossOperands
+from .batch import Laid, OpenBatch, fitting, slots_outside
 
 if TYPE_CHECKING:
+    from ..definition.turns import Turns
     from .split import Split
 
 
-def split_turns(units: Packed | Flattened, sequences: Split, tokens: Tensor) -> tuple[Split, Packed]:
-    """Turns whose tokens lie on several ranks, and which of them belong to which sequence.
-
-    A rank that has no token of a turn cannot tell its sequence, so the ranks that have one say it.
-    """
-    from .split import Split
-
-    turns = Split(units, sequences.exchange)
-    names = torch.arange(sequences.count, dtype=torch.float64, device=tokens.device)
-    owners = turns.max(sequences.spread(names).expand(tokens.shape))
-    # A turn without a token on any rank goes with the one before it.
-    owners = owners.clamp(min=0.0).cummax(0).values if owners.shape[0] else owners
-    ends = torch.arange(sequences.count + 1, dtype=torch.float64, device=tokens.device)
-    return turns, Packed(torch.searchsorted(owners, ends), units.count)
-
-
-def inside(batch: OpenBatch) -> Tensor:
+def inside(laid: Laid) -> Tensor:
     """Bool per token: it belongs to a sequence."""
-    found = inside_some(batch)
-    return torch.ones(batch.train.shape, dtype=torch.bool, device=batch.train.device) if found is None else found
+    found = inside_some(laid)
+    return torch.ones(laid.first.shape, dtype=torch.bool, device=laid.first.device) if found is None else found
 
 
-def inside_some(batch: OpenBatch) -> Tensor | None:
+def inside_some(laid: Laid) -> Tensor | None:
     """Bool per token: it belongs to a sequence; None: every one does, as far as that is known without waiting."""
-    if batch.offsets is None:
+    first, offsets = laid.first, laid.offsets
+    if offsets is None:
         return None
-    if batch.offsets.device.type == "cpu" and batch.train.device.type == "cpu" and not torch.compiler.is_compiling():
-        before, after = batch.outside
+    if offsets.device.type == "cpu" and first.device.type == "cpu" and not torch.compiler.is_compiling():
+        before, after = slots_outside(laid)
         if not before + after:
             return None
-        found = torch.ones(batch.train.shape, dtype=torch.bool, device="cpu")
+        found = torch.ones(first.shape, dtype=torch.bool, device="cpu")
         found[:before], found[found.shape[0] - after :] = False, False
         return found
-    offsets = fitting(batch.offsets, batch)
-    position = torch.arange(batch.train.numel(), device=offsets.device)
+    offsets = fitting(offsets, laid)
+    position = torch.arange(first.numel(), device=offsets.device)
     return (position >= offsets[0]) & (position < offsets[-1])
 
 
-def fitting(offsets: Tensor, batch: OpenBatch) -> Tensor:
-    """Offsets on the device of the tokens, in int64; where they could not be read and checked they are made to fit."""
-    offsets = offsets.to(batch.train.device, torch.int64)
-    checked = offsets.device.type == "cpu" and not torch.compiler.is_compiling()
-    return offsets if checked else offsets.clamp(0, batch.train.numel()).cummax(0).values
-
-
-def sequences_of(batch: OpenBatch) -> tuple[Rows | Packed, Tensor | None]:
+def sequences_of(laid: Laid) -> tuple[Rows | Packed, Tensor | None]:
     """The sequences of a batch, and bool per token which are valid; None: all."""
-    valid = None if batch.mask is None else batch.mask != 0
-    if batch.offsets is None:
-        return Rows(batch.train.shape[0]), valid
-    return Packed(fitting(batch.offsets, batch), batch.train.numel()), inside(
-        batch
-    ) if valid is None else valid & inside(batch)
+    valid = None if laid.mask is None else laid.mask != 0
+    if laid.offsets is None:
+        return Rows(laid.first.shape[0]), valid
+    sequences = Packed(fitting(laid.offsets, laid), laid.first.numel())
+    return sequences, inside(laid) if valid is None else valid & inside(laid)
 
 
-def split_sequences_of(batch: OpenBatch, group: Any) -> tuple[Split, Tensor]:
+def split_sequences_of(laid: Laid, group: Any) -> tuple[Split, Tensor]:
     """The sequences of a batch that holds parts of them, and bool per token which are valid.
 
     All ranks of the group have to exchange equally many sums, so all have a mask.
     """
     from .split import Exchange, Split
 
-    part, valid = sequences_of(batch)
-    return Split(part, Exchange(group)), inside(batch) if valid is None else valid
+    part, valid = sequences_of(laid)
+    return Split(part, Exchange(group)), inside(laid) if valid is None else valid
 
 
-def turns_of(batch: OpenBatch, sequences: Rows | Packed | Split, valid: Tensor | None) -> Turns:
-    """The turns of a batch; where their offsets could not be read and checked they are made to fit."""
-    assert batch.turns is not None
-    offsets, tokens = fitting(batch.turns, batch), torch.ones_like(batch.train, dtype=torch.bool)
-    packed = Packed(offsets, batch.train.numel())
-    here = packed if batch.train.dim() == 1 else Flattened(packed, batch.train.shape)
-    units: Sequences = here
-    if isinstance(sequences, (Rows, Packed)):
-        within = turns_within(offsets, fitting(sequence_offsets(batch), batch))
-    else:
-        units, within = split_turns(here, sequences, tokens)
-    return Turns(units, within, units.sum_integers(tokens if valid is None else valid))
+def turns_in(laid: Laid, turns: Tensor | None, sequences: Rows | Packed | Split, valid: Tensor | None) -> Turns | None:
+    """The turns of a batch, from their offsets; None of none."""
+    if turns is None:
+        return None
+    from .turns import turns_of
+
+    return turns_of(laid, turns, sequences, valid)
 
 
-def count_valid(batch: OpenBatch, sequences: Sequences, valid: Tensor | None) -> Tensor:
+def count_valid(laid: Laid, sequences: Sequences, valid: Tensor | None) -> Tensor:
     """[S] int64: the valid tokens of each sequence."""
     if valid is None:
-        return torch.ones_like(batch.train, dtype=torch.int64).sum(1)
+        return torch.ones_like(laid.first, dtype=torch.int64).sum(1)
     return sequences.sum_integers(valid)
 
 
-def advantages_of(batch: OpenBatch, given: Tensor, sequences: Sequences) -> Advantages:
+def advantages_of(batch: OpenBatch | LossOperands, sequences: Sequences) -> Advantages | None:
     """Advantages per token from those given, per token or per sequence."""
-    if not batch.per_sequence:
-        return Advantages(given.to(batch.dtype), None)
-    return Advantages(sequences.spread(given).expand(batch.train.shape), given)
+    given = batch.advantages
+    if given is None or not batch.per_sequence:
+        return None if given is None else Advantages(given.to(batch.dtype), None)
+    return Advantages(sequences.spread(given).expand(batch.first.shape), given)
 
 
 def policies_of(batch: OpenBatch, pairs: Mapping[str, Policies]) -> dict[str, Policies]:
@@ -134,36 +104,39 @@ def policies_of(batch: OpenBatch, pairs: Mapping[str, Policies]) -> dict[str, Po
     return policies((batch.train.to(dtype), batch.rollout.to(dtype)), others, mass)
 
 
-def run_whole(batch: OpenBatch, spec: Spec) -> Result:
+def run_whole(batch: OpenBatch, spec: Spec) -> CorrectResult:
     """Correct all sequences at once."""
     return _result(batch, spec, *sequences_of(batch))
 
 
-def statistics_of_labels(batch: OpenBatch, spec: Spec, labeled: tuple[Labeled, ...]) -> list[tuple[Tensor, Tensor]]:
+def statistics_of_labels(batch: OpenBatch, spec: Spec) -> list[tuple[Tensor, Tensor]]:
     """Take only the sums and maxima of labels, for another backend that has done the rest."""
+    from ..metrics.by_label import LabelCollector
+
     found = evaluate(operands_of(batch, spec, *sequences_of(batch)))
-    collector = LabelCollector(spec, labeled)
+    collector = LabelCollector(spec, batch.labels)
     collector.take(found)
     bounds = OPEN if found.weighing is None else found.weighing.bounds
     return collector.of_labels(AllSequences(found.facts, 0.0, spec, False, bounds))
 
 
-def diagnosed(statistics: Statistics, batch: OpenBatch, spec: Spec) -> Statistics:
+def diagnosed(vector: Tensor, batch: OpenBatch, spec: Spec) -> Tensor:
     """Fill in what kernels leave of the statistics of detail="full"."""
     if spec.detail != "full":
-        return statistics
+        return vector
     sequences, valid = sequences_of(batch)
     tokens = read_tokens(*policies_of(batch, {})["train/rollout"], valid, sequences, spec)
     parts: list[Tensor] = []
-    given = statistics.sums, statistics.maxima
-    made = zip(given, schema.layout(spec), aggregates.DIAGNOSED, aggregates.diagnosis_of(tokens), strict=True)
-    for vector, names, own, found in made:
+    layout = schema.layout(spec)
+    given = vector.split([len(names) for names in layout])
+    made = zip(given, layout, aggregates.DIAGNOSED, aggregates.diagnosis_of(tokens), strict=True)
+    for side, names, own, found in made:
         first = names.index(own[0])
-        parts += [vector[:first], found, vector[first + found.shape[0] :]]
-    return replace(statistics, vector=torch.cat(parts))
+        parts += [side[:first], found, side[first + found.shape[0] :]]
+    return torch.cat(parts)
 
 
-def start_split(batch: OpenBatch, spec: Spec, group: Any) -> tuple[Callable[[], bool], Callable[[], Result]]:
+def start_split(batch: OpenBatch, spec: Spec, group: Any) -> tuple[Callable[[], bool], Callable[[], CorrectResult]]:
     """Start to correct parts of sequences, whose sums travel to the other ranks of the group.
 
     Everything is computed twice: before the all-reduce to record the sums that it needs, after it from the totals. The
@@ -173,7 +146,7 @@ def start_split(batch: OpenBatch, spec: Spec, group: Any) -> tuple[Callable[[], 
     Collector(spec).take(evaluate(operands_of(batch, spec, sequences, valid)))
     sequences.start("correct: the sums of each sequence")
 
-    def complete() -> Result:
+    def complete() -> CorrectResult:
         sequences.wait()
         return _result(batch, spec, sequences, valid)
 
@@ -182,14 +155,14 @@ def start_split(batch: OpenBatch, spec: Spec, group: Any) -> tuple[Callable[[], 
 
 def operands_of(batch: OpenBatch, spec: Spec, sequences: Rows | Packed | Split, valid: Tensor | None) -> Operands:
     """All tokens of a batch as the definition takes them."""
-    every = policies_of(batch, batch.pairs)
-    turns = None if batch.turns is None else turns_of(batch, sequences, valid)
+    every = policies_of(batch, batch.pairs(spec))
+    turns = turns_in(batch, batch.turns, sequences, valid)
     read = {of: read_tokens(*two, valid, sequences, spec, turns) for of, two in every.items()}
     return Operands(
         tokens=read.pop("train/rollout"),
         n_valid=count_valid(batch, sequences, valid),
         spec=spec,
-        advantages=None if batch.advantages is None else advantages_of(batch, batch.advantages, sequences),
+        advantages=advantages_of(batch, sequences),
         external=batch.external_of(spec),
         others=read,
         bounds=batch.bounds,
@@ -197,7 +170,7 @@ def operands_of(batch: OpenBatch, spec: Spec, sequences: Rows | Packed | Split, 
     )
 
 
-def _result(batch: OpenBatch, spec: Spec, sequences: Rows | Packed | Split, valid: Tensor | None) -> Result:
+def _result(batch: OpenBatch, spec: Spec, sequences: Rows | Packed | Split, valid: Tensor | None) -> CorrectResult:
     found = evaluate(operands_of(batch, spec, sequences, valid))
     collector = Collector(spec, labeled=batch.labels)
     collector.take(found)
@@ -208,6 +181,6 @@ def _result(batch: OpenBatch, spec: Spec, sequences: Rows | Packed | Split, vali
     outside = torch.zeros((), dtype=torch.int64, device=batch.train.device)
     if batch.offsets is not None and valid is not None:
         outside = (outside + batch.train.numel() if batch.mask is None else (batch.mask != 0).sum()) - valid.sum()
-    statistics = collector.statistics(outside, batch.count, batch.train.numel())
+    statistics = collector.vector(outside, batch.count, batch.train.numel())
     keep_turns = None if found.facts.turns is None else found.facts.turns.keep
-    return Result(found.weights, mask, found.decision.keep, statistics, keep_turns)
+    return CorrectResult(found.weights, mask, found.decision.keep, statistics, keep_turns)

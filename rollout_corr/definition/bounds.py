@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from math import exp
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from ..specs.caches import cached
 from ..specs.choices import Outside
-from ..specs.correction import Weight
+from ..specs.correction import Criterion, Weight
 from ..specs.statistics import float32_at_least, float32_at_most, log_bound
 
 # One number, or one for each token; None for an open side.
@@ -131,3 +131,35 @@ def outside(log_ratio: Tensor, lower: float | None, upper: float | None) -> tupl
 
 def _nowhere(x: Tensor) -> Tensor:
     return torch.zeros((), dtype=torch.bool, device=x.device).expand(x.shape)
+
+
+# --- bounds that the batch decides ---
+
+
+class BoundsOfBatch(Protocol):
+    """Gives the bounds that the batch decides."""
+
+    def of(
+        self, criterion: Criterion, value: Tensor, tested: Tensor | None, groups: Tensor | None
+    ) -> tuple[Bound, Bound]:
+        """The lower and the upper bound of a criterion with a rule; None for a side that is a number or open.
+
+        Values are per token or per unit, a ratio's as its logarithm; those that are `tested` are the batch, or all.
+        `groups` is the group of each, where groups decide.
+        """
+
+    def of_weight(self, weight: Weight, log_ratio: Tensor, among: Tensor | None) -> tuple[Bound, Bound]:
+        """The logarithms of the lower and the upper bound of a weight with a rule; None likewise."""
+
+
+def beyond(value: Tensor, bounds: tuple[Bound, Bound]) -> Tensor:
+    """Bool: a value beyond one of the bounds that the batch decided, 0-d or one for each; NaN is beyond any.
+
+    They are of the dtype of the values, so nothing is rounded.
+    """
+    low, high = bounds
+    if low is None:
+        # No NaN passes a comparison.
+        return value.isnan() if high is None else (value <= high).logical_not_()
+    passed = value >= low
+    return (passed if high is None else passed & (value <= high)).logical_not_()

@@ -1,4 +1,4 @@
-"""Bounds that the batch decides, by a sort: what each rule of specs/bounds_of_batch.py means.
+"""Bounds that the batch decides, by a sort: what each rule of specs/rules.py means.
 
 The values of the units that a criterion tests are put in order from the end that the bound keeps. Equal values are one
 place of this order. Of a rule that counts the bound is the value at the first place where the rule does not go on, or,
@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from ..specs.bounds_of_batch import WEIGHT, Before, Counting, KeepESS, OfBatch, Place, Side
+from ..specs.bounds_of_batch import WEIGHT, OfBatch, Place, Side
 from ..specs.correction import Criterion, Weight
+from ..specs.rules import Before, Counting, KeepESS
 from ..specs.statistics import log_bound
 from .bounds import Bound
 from .tokens import GRID_OF_FRACTION
@@ -30,22 +30,6 @@ BEYOND_CLAMP = 42.0
 
 # From the end that a side keeps: what turns its order into an ascending one.
 SIGN: dict[Side, float] = {"upper": 1.0, "lower": -1.0}
-
-
-class BoundsOfBatch(Protocol):
-    """Gives the bounds that the batch decides."""
-
-    def of(
-        self, criterion: Criterion, value: Tensor, tested: Tensor | None, groups: Tensor | None
-    ) -> tuple[Bound, Bound]:
-        """The lower and the upper bound of a criterion with a rule; None for a side that is a number or open.
-
-        Values are per token or per unit, a ratio's as its logarithm; those that are `tested` are the batch, or all.
-        `groups` is the group of each, where groups decide.
-        """
-
-    def of_weight(self, weight: Weight, log_ratio: Tensor, among: Tensor | None) -> tuple[Bound, Bound]:
-        """The logarithms of the lower and the upper bound of a weight with a rule; None likewise."""
 
 
 # Adds to values, and to the group of each, those that other ranks have of the batch.
@@ -225,16 +209,3 @@ def _float32(number: Tensor) -> Tensor:
     """The float32 numbers that `_number` counts."""
     size = number.abs().int().view(torch.float32)
     return torch.where(number < 0, -size, size)
-
-
-def beyond(value: Tensor, bounds: tuple[Bound, Bound]) -> Tensor:
-    """Bool: a value beyond one of the bounds that the batch decided, 0-d or one for each; NaN is beyond any.
-
-    They are of the dtype of the values, so nothing is rounded.
-    """
-    low, high = bounds
-    if low is None:
-        # No NaN passes a comparison.
-        return value.isnan() if high is None else (value <= high).logical_not_()
-    passed = value >= low
-    return (passed if high is None else passed & (value <= high)).logical_not_()

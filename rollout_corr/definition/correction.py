@@ -32,9 +32,7 @@ from torch import Tensor
 from ..specs.bounds_of_batch import by_group
 from ..specs.correction import Spec
 from ..specs.criterion import AGE, Criterion, threshold_of
-from . import prefix
-from .bounds import grown, within
-from .bounds_of_batch import BoundsOfBatch, beyond
+from .bounds import BoundsOfBatch, beyond, grown, within
 from .sequences import Sequences
 from .tokens import LARGEST_D, Tokens, binary_kl, k3, probability, select, sum_of_d, sum_of_statistic
 
@@ -362,6 +360,8 @@ def decide_tokens(
         d = CriterionValues(criterion, tokens, external).d
         tested = d.abs() if on in ("abs_d", "clamped_abs_d") else d
     if criterion.over == "prefix":
+        from . import prefix
+
         compared = tested
         value = prefix.value_of(criterion, value, tokens, among)
         tested = value if on == "value" else prefix.value_of(criterion, compared, tokens, among)
@@ -383,6 +383,8 @@ def decide_tokens(
     if criterion.drop == "sequence":
         return Outcome(criterion, value, among, None, tokens.count(fails) > 0)
     if criterion.drop == "rest":
+        from . import prefix
+
         fails = prefix.rest(fails, tokens, criterion.within)
     return Outcome(criterion, value, among, fails, None)
 

@@ -13,9 +13,9 @@ from ..specs.correction import Spec
 from .correction import Decision, Outcome
 from .sequences import Sequences
 from .tokens import Tokens
-from .turns import Turns
 
 if TYPE_CHECKING:
+    from .turns import Turns
     from .weights import Weighing
 
 Named = dict[str, Tensor]

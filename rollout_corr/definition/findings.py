@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..specs.correction import Spec
 from . import correction
-from .bounds_of_batch import BoundsOfBatch
+from .bounds import BoundsOfBatch
 from .correction import Advantages, Decision
 from .facts import SequenceFacts, sequence_facts
 from .tokens import Number, Tokens

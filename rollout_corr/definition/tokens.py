@@ -13,14 +13,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..specs.correction import Spec
 from .sequences import Sequences
-from .turns import Turns
+
+if TYPE_CHECKING:
+    from .turns import Turns
 
 # Sums that decide are integer sums, so that order cannot matter. D: one limb on a 2^-28 grid, saturated at 2^10, which
 # leaves room for 2^25 tokens a sequence. Other statistics: two limbs, whole part (saturated at 2^37) and fraction.
@@ -155,13 +157,6 @@ def _finite(x: Tensor, propagate: bool) -> Tensor:
 
 
 # --- reading ---
-
-
-def compute_dtype(one: torch.dtype, other: torch.dtype) -> torch.dtype:
-    """The dtype that computes, from the dtypes of the two log-probs: the wider one, float32 at least."""
-    if one == other == torch.float32:
-        return one
-    return torch.promote_types(torch.promote_types(one, other), torch.float32)
 
 
 class KeptMass(NamedTuple):

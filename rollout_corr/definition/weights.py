@@ -9,9 +9,7 @@ import torch
 from torch import Tensor
 
 from ..specs.correction import Spec, Weight
-from . import prefix
-from .bounds import WeightBounds, after_bounds, bounds_in_numbers, with_found
-from .bounds_of_batch import BoundsOfBatch
+from .bounds import BoundsOfBatch, WeightBounds, after_bounds, bounds_in_numbers, with_found
 from .correction import Decision, total_of_d
 from .tokens import Tokens, k3, select
 
@@ -76,6 +74,8 @@ def weigh(tokens: Tokens, decision: Decision, spec: Spec, found: BoundsOfBatch |
 def ratios_of(weight: Weight, tokens: Tokens, decision: Decision, spec: Spec) -> Ratios:
     """The ratios of a weight."""
     if weight.over == "prefix":
+        from . import prefix
+
         log_ratio = prefix.log_of_weight(weight, tokens, decision.survivors).clamp(-spec.clamp, spec.clamp)
         growth = prefix.growth(weight.growth, tokens, decision.survivors, weight.within)
         if decision.standing is not None:

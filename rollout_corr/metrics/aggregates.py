@@ -21,7 +21,6 @@ from ..definition.tokens import LARGEST_STATISTIC, Number, Tokens, k3, probabili
 from ..definition.weights import kept_tokens
 from ..specs.caches import cached
 from ..specs.correction import Criterion, Spec
-from . import turns as of_turns
 from .all_sequences import AllSequences, OfColumns
 from .formulas import exp
 from .rows import Aggregate, At, always, both_ends, ends_of_column, of_column, over_tokens, total
@@ -104,7 +103,7 @@ def _weights(at: At, when: Callable[[Spec], bool], squares_its_own: Callable[[Sp
 
 
 # In the order of `Statistics`, where sums and maxima, of tokens and of sequences, are stretches of their own.
-# The rows of criteria follow, then FULL.
+# The rows of turns follow, then those of criteria, then FULL.
 AGGREGATES: list[Aggregate] = [
     over_tokens("abs_d", "sum", lambda f: f.tokens.size),
     over_tokens("d2", "squares", lambda f: f.tokens.saturated),
@@ -158,7 +157,6 @@ AGGREGATES: list[Aggregate] = [
     ends_of_column("sequence_raw", "ratio", _weighted),
     ends_of_column("sequence_weight", "weight", _weighted),
     *_weights("blocks", _weighs_units, _weighs_units),
-    *of_turns.AGGREGATES,
 ]  # fmt: skip
 
 
@@ -333,6 +331,10 @@ def aggregates_of(spec: Spec, names: tuple[str, ...] | None = None) -> list[Aggr
     """The rows of the statistics under a Spec; `names` names the criteria in them, None: their labels."""
     own = tuple(criterion.label for criterion in spec.criteria) if names is None else names
     rows = [row for row in AGGREGATES if row.when(spec)]
+    if spec.measures_turns:
+        from . import turns
+
+        rows += [row for row in turns.AGGREGATES if row.when(spec)]
     for criterion, name in zip(spec.criteria, own, strict=True):
         rows += criterion_aggregates(criterion, name)
     return rows + [row for row in FULL if row.when(spec)]

@@ -15,7 +15,7 @@ from ..definition.tokens import LARGEST_LOG_PERPLEXITY, Number, select
 from ..specs.bounds_of_batch import Side
 from ..specs.correction import Spec
 from .rows import Column
-from .sums import OfBatch, OfLabels, Reducer
+from .sums import OfBatch, Reducer
 
 # Columns of sequences whose products statistics need.
 PRODUCTS = ("measured", "excess", "weight_excess", "ratio", "weight")
@@ -144,7 +144,7 @@ class AllSequences:
         """The largest and the largest negated value of a column over measured sequences; -inf when there is none."""
         return self.by.ends(self.column(name), self.counted)
 
-    def by_label(self, by: OfLabels) -> AllSequences:
+    def by_label(self, by: Reducer) -> AllSequences:
         """A view whose ends are of each label."""
         view = copy(self)
         view.by, view._on_host, view.counted = by, False, self.measured

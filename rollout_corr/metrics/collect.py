@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,18 +12,19 @@ from torch import Tensor
 from ..definition.bounds import OPEN
 from ..definition.facts import Named, SequenceFacts, concatenate
 from ..definition.findings import Findings, Numbers
-from ..definition.tokens import Number, select, tensor_of
+from ..definition.tokens import Number, select
 from ..specs.caches import cached
 from ..specs.correction import Spec
 from . import peers, schema
 from .aggregates import Rows, rows_at
 from .all_sequences import AllSequences
-from .extra import Extra
 from .histogram import HISTOGRAM, HISTOGRAM_OF_WEIGHTS, histogram
-from .labels import SEQUENCES, Labeled, places_of
-from .rows import At
-from .statistics import Statistics
-from .sums import OfBatch, OfLabels
+from .rows import At, put
+from .sums import OfBatch
+
+if TYPE_CHECKING:
+    from .by_label import LabelCollector
+    from .labels import Labeled
 
 # Sums and maxima by name.
 Numbered = tuple[Numbers, Numbers]
@@ -77,16 +78,8 @@ def _several(rows: Rows, ready: Numbered, *inputs: object) -> Numbered:
         elif not names and ends[0] in ready_maxima:
             maxima.update((name, ready_maxima[name]) for name in ends)
         else:
-            _put(value(*inputs), names, ends, sums, maxima)
+            put(value(*inputs), names, ends, sums, maxima)
     return sums, maxima
-
-
-def _put(
-    values: tuple[Number, ...], names: tuple[str, ...], ends: tuple[str, ...], sums: Numbers, maxima: Numbers
-) -> None:
-    """Name sums and the maxima behind them."""
-    sums.update(zip(names, values[: len(names)], strict=True))
-    maxima.update(zip(ends, values[len(names) :], strict=True))
 
 
 def of_sequences(view: AllSequences, plan: Plan, on_host: bool = False) -> Numbered:
@@ -157,7 +150,11 @@ class Collector:
 
     def __init__(self, spec: Spec, on_host: bool = False, labeled: tuple[Labeled, ...] = ()) -> None:
         self._spec, self._on_host, self._plan = spec, on_host, plan_of(spec)
-        self._labels = LabelCollector(spec, labeled) if labeled else None
+        self._labels: LabelCollector | None = None
+        if labeled:
+            from .by_label import LabelCollector
+
+            self._labels = LabelCollector(spec, labeled)
         self._facts: list[SequenceFacts] = []
         self._sums: list[Numbers] = []
         self._maxima: list[Numbers] = []
@@ -182,8 +179,8 @@ class Collector:
         if self._labels is not None:
             self._labels.take(findings, choose)
 
-    def statistics(self, tokens_outside: Number, rows: int, slots: int) -> Statistics:
-        """The statistics of the batch, of so many valid tokens in no sequence, sequences and tokens, valid or not."""
+    def vector(self, tokens_outside: Number, rows: int, slots: int) -> Tensor:
+        """Sums and maxima of the batch, of so many valid tokens in no sequence, sequences and tokens, valid or not."""
         spec, plan, facts = self._spec, self._plan, concatenate(self._facts)
         sums, maxima = self._sums[0], self._maxima[0]
         if self._sums[1:]:
@@ -208,81 +205,11 @@ class Collector:
                 weighed, counted = facts.turns.log_weight, view.turns_measured
             sums |= self._named(HISTOGRAM_OF_WEIGHTS, histogram(weighed, counted))
         every = [*map(sums.__getitem__, plan.sums), *map(maxima.__getitem__, plan.maxima)]
-        whole = Statistics(spec, _stack(every, self._on_host))
-        return whole if self._labels is None else self._labels.behind(whole, view)
+        whole = _stack(every, self._on_host)
+        return whole if self._labels is None else self._labels.joined(whole, len(plan.sums), view)
 
     def _stacked(self, blocks: Sequence[Numbers]) -> Tensor:
         return torch.stack([_stack(numbers.values(), self._on_host) for numbers in blocks])
 
     def _named(self, names: Iterable[str], values: Tensor) -> Numbers:
         return dict(zip(names, values.tolist() if self._on_host else values.unbind(), strict=True))
-
-
-class LabelCollector:
-    """The statistics of labels from consecutive blocks."""
-
-    def __init__(self, spec: Spec, labeled: tuple[Labeled, ...]) -> None:
-        self._labels = [(each.labels, places_of(each), schema.of_label(spec, each.labels.units)) for each in labeled]
-        self._blocks: list[list[tuple[Tensor, Tensor]]] = [[] for _ in labeled]
-        self._sequences = 0
-
-    def take(self, findings: Findings, choose: Callable[[Tensor], Tensor] | None = None) -> None:
-        """Take the next block, as `Collector.take` does."""
-        tokens, first = findings.tokens, self._sequences
-        self._sequences += findings.facts.keep.shape[0]
-        for (labels, place, columns), blocks in zip(self._labels, self._blocks, strict=True):
-            if labels.units == SEQUENCES:
-                here = tokens.sequences.spread(place[first : self._sequences]).expand(tokens.d.shape)
-            else:
-                here = place if choose is None else choose(place)
-            by = OfLabels(here, len(labels.every))
-            sums: Numbers = {}
-            maxima: Numbers = {}
-            for row in columns.of_tokens:
-                if row.of_tokens is not None:
-                    _put(row.of_tokens(findings, by), row.sums, row.maxima, sums, maxima)
-            blocks.append(
-                (
-                    _table(sums, columns.sums[: columns.token_sums]),
-                    _table(maxima, columns.maxima[: columns.token_maxima]),
-                )
-            )
-
-    def of_labels(self, view: AllSequences) -> list[tuple[Tensor, Tensor]]:
-        """The sums and maxima of each of the labels, in the order of `schema.of_label`."""
-        every = []
-        for (labels, place, columns), blocks in zip(self._labels, self._blocks, strict=True):
-            sums, maxima = blocks[0]
-            for more_sums, more_maxima in blocks[1:]:
-                sums, maxima = sums + more_sums, torch.maximum(maxima, more_maxima)
-            if columns.of_sequences:
-                of_label = _of_sequences(columns, place, len(labels.every), view)
-                sums, maxima = (torch.cat(pair) for pair in zip((sums, maxima), of_label, strict=True))
-            every.append((sums.view(-1), maxima.view(-1)))
-        return every
-
-    def behind(self, whole: Statistics, view: AllSequences) -> Statistics:
-        """Append the statistics of all labels to the statistics of the batch."""
-        sums, maxima = (torch.cat(parts) for parts in zip(*self.of_labels(view), strict=True))
-        return whole.followed_by(Extra(tuple(labels for labels, _, _ in self._labels)), sums, maxima)
-
-
-def _of_sequences(columns: schema.OfLabel, place: Tensor, many: int, view: AllSequences) -> tuple[Tensor, Tensor]:
-    """Sums and maxima over the sequences of each label, [names, labels] float64 each."""
-    by = OfLabels(place, many)
-    mine = view.by_label(by)
-    sums: Numbers = {}
-    maxima: Numbers = {}
-    for at, counted in (("sequences", None), ("measured", mine.counted)):
-        each = {row.sums[0]: row.each(mine) for row in columns.of_sequences if row.at == at and row.each is not None}
-        # One operation joins numbers of different dtypes.
-        table = torch.cat([tensor_of(x) for x in each.values()]).double().view(len(each), -1)
-        sums.update(zip(each, by.rows(select(counted, table)).unbind(), strict=True))
-    for row in columns.of_sequences:
-        if row.of_all is not None:
-            _put(row.of_all(mine), row.sums, row.maxima, sums, maxima)
-    return _table(sums, columns.sums[columns.token_sums :]), _table(maxima, columns.maxima[columns.token_maxima :])
-
-
-def _table(numbers: Numbers, names: tuple[str, ...]) -> Tensor:
-    return torch.stack([tensor_of(numbers[name]) for name in names])

@@ -11,10 +11,9 @@ from collections.abc import Iterable
 
 from ..specs.caches import cached
 from ..specs.correction import Criterion, Spec
-from . import turns
 from .formulas import maximum, mean, mean_around, minimum, plain, std, std_of_weight
 from .limits import BY_KEY, healthy
-from .rows import EACH, Metric, Over, Readers
+from .rows import EACH, TURNS, Metric, Over, Readers
 
 PERCENTILES = (1.0, 5.0, 10.0, 25.0, 50.0, 75.0, 90.0, 95.0, 99.0, 99.9, 99.99)
 PERCENTILES_OF_WEIGHTS = (1.0, 5.0, 25.0, 50.0, 75.0, 95.0, 99.0)
@@ -46,7 +45,7 @@ def percentiles_of_weight(spec: Spec) -> list[Metric]:
     if weight is None or weight.over == "prefix":
         return []
     key, over = {
-        "token": ("weight", TOKENS), "turn": ("turn_weight", turns.TURNS), "sequence": ("sequence_weight", SEQUENCES)
+        "token": ("weight", TOKENS), "turn": ("turn_weight", TURNS), "sequence": ("sequence_weight", SEQUENCES)
     }[weight.over]  # fmt: skip
     raw = f"{weight.over}_raw"
     formula = f"exp(percentile_of_weights(v, log(0.0 - '-min_{raw}'), log('max_{raw}'), PERCENT))"
@@ -137,8 +136,8 @@ def weight_metrics(spec: Spec) -> list[Metric]:
     of_sequence = weight_of_sequence(spec)
     whose = "weight" if of_sequence == "sequence_weight" else "weight of a sequence (mean of its tokens)"
     levels = [("", "weight", "weight", "tokens", TOKENS), ("sequence_", of_sequence, whose, "sequences", SEQUENCES)]
-    if turns.weighed_here(spec):
-        levels.append(("turn_", "turn_weight", "weight", "turns", turns.TURNS))
+    if spec.weighs_turns:
+        levels.append(("turn_", "turn_weight", "weight", "turns", TURNS))
     rows, is_ratio = [], spec.weight is not None and spec.weight.is_token_ratio
     for level, weight, whose, units, over in levels:
         for key, name, words in (
@@ -162,7 +161,7 @@ def weight_metrics(spec: Spec) -> list[Metric]:
         ]
     if spec.weight is not None and spec.weight.normalize == "batch":
         name, _ = batch_mean(spec)
-        over = TOKENS if spec.weighs_tokens else turns.TURNS if turns.weighed_here(spec) else SEQUENCES
+        over = TOKENS if spec.weighs_tokens else TURNS if spec.weighs_turns else SEQUENCES
         rows.append(
             Metric("weight_divisor", "the mean that weights were divided by (unless it is <= 1e-8)", "ratio", over,
                    "near 1", mean(name))
@@ -180,7 +179,7 @@ def batch_mean(spec: Spec) -> tuple[str, str]:
     """The sums of weights and of their units that make the mean of `normalize="batch"`."""
     if spec.weighs_tokens:
         return "weight", "tokens_measured"
-    return ("turn_weight", "turns_measured") if turns.weighed_here(spec) else ("sequence_weight", "sequences_measured")
+    return ("turn_weight", "turns_measured") if spec.weighs_turns else ("sequence_weight", "sequences_measured")
 
 
 def criterion_metrics(criterion: Criterion) -> list[Metric]:
@@ -246,7 +245,11 @@ FULL_METRICS = [
 @cached(maxsize=256)
 def metrics_of(spec: Spec) -> tuple[Metric, ...]:
     """The rows of the native metrics under a Spec, in the order in which they are reported."""
-    rows = [*ALWAYS, *turns.METRICS] if spec.measures_turns else list(ALWAYS)
+    rows = list(ALWAYS)
+    if spec.measures_turns:
+        from . import turns
+
+        rows += turns.METRICS
     if spec.weight is not None:
         rows += weight_metrics(spec)
     for criterion in spec.criteria:

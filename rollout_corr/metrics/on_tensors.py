@@ -12,6 +12,7 @@ from ..specs.caches import cached
 from ..specs.correction import Spec
 from ..specs.terms import Objective
 from . import loss, native, schema
+from .by_label import of_label
 from .extra import Extra
 from .formulas import compiled
 from .labels import LabelSet, count_outside, outside_of
@@ -65,7 +66,7 @@ def metric_on_device(key: str, settings: Settings, vector: Tensor) -> Tensor:
 
 def names_of(spec: Spec, units: str) -> tuple[str, ...]:
     """Names of the statistics of a label, sums and then maxima."""
-    statistics = schema.of_label(spec, units)
+    statistics = of_label(spec, units)
     return statistics.sums + statistics.maxima
 
 

@@ -54,6 +54,18 @@ class Aggregate(NamedTuple):
     local: bool = False  # counted by every rank of `Ranks.sequence`, although it is taken over sequences
 
 
+def put(
+    values: tuple[Number, ...],
+    names: tuple[str, ...],
+    ends: tuple[str, ...],
+    sums: dict[str, Number],
+    maxima: dict[str, Number],
+) -> None:
+    """Name sums and the maxima behind them."""
+    sums.update(zip(names, values[: len(names)], strict=True))
+    maxima.update(zip(ends, values[len(names) :], strict=True))
+
+
 def over_tokens(
     name: str, how: Literal["sum", "squares", "count"], x: Callable[[Findings], Tensor], when: When = always
 ) -> Aggregate:
@@ -92,6 +104,7 @@ class Over(NamedTuple):
 
 # Of what counts or describes a whole batch.
 EACH = Over("-", None)
+TURNS = Over("measured turns", "turns_measured")
 
 
 class Metric(NamedTuple):

@@ -18,14 +18,13 @@ from ..specs.caches import cached
 from ..specs.checked import by_path
 from ..specs.correction import Spec
 from . import aggregates, peers
-from .extra import Extra
 from .histogram import HISTOGRAM, HISTOGRAM_OF_WEIGHTS
-from .labels import SEQUENCES, LabelSet, count_outside
 from .peers import Columns
-from .rows import Aggregate
 
 if TYPE_CHECKING:
     from ..specs.terms import Objective
+    from .extra import Extra
+    from .labels import LabelSet
 
 
 def columns_of(spec: Spec, names: Sequence[str] | None = None) -> Columns:
@@ -60,50 +59,6 @@ def names_of(spec: Spec) -> tuple[tuple[str, ...], tuple[str, ...]]:
     return sums, (*columns.token_maxima, *columns.sequence_maxima, *columns.call_maxima)
 
 
-# --- labels ---
-
-
-class OfLabel(NamedTuple):
-    """The statistics of a label, in order."""
-
-    of_tokens: tuple[Aggregate, ...]  # rows that are taken over its tokens
-    of_sequences: tuple[Aggregate, ...]  # behind them, rows that are taken over its sequences
-    sums: tuple[str, ...]
-    maxima: tuple[str, ...]
-    token_sums: int  # how many of these are of tokens
-    token_maxima: int
-
-
-@cached(maxsize=256)
-def of_label(spec: Spec, units: str) -> OfLabel:
-    """The statistics of a label of sequences, or of tokens.
-
-    A label of tokens may have a part of a sequence: it has what is defined over tokens alone.
-    """
-    rows, whole = aggregates.aggregates_of(spec), ("sequences", "measured") if units == SEQUENCES else ()
-    of_sequences = tuple(row for row in rows if row.at in whole)
-    of_tokens = tuple(row for row in rows if row.of_tokens is not None and row.at not in whole)
-    sums, more_sums = (tuple(name for row in part for name in row.sums) for part in (of_tokens, of_sequences))
-    maxima, more_maxima = (tuple(name for row in part for name in row.maxima) for part in (of_tokens, of_sequences))
-    return OfLabel(of_tokens, of_sequences, sums + more_sums, maxima + more_maxima, len(sums), len(maxima))
-
-
-def _of_every_label(labels: LabelSet, names: tuple[str, ...]) -> tuple[str, ...]:
-    """Each name of all labels before the next."""
-    return tuple(f"{labels.name}={value}/{name}" for name in names for value in labels.every)
-
-
-def layout_of_labels(spec: Spec, extra: Extra) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Names of the sums and of the maxima of all labels, one set of labels after the other."""
-    sums: list[str] = []
-    maxima: list[str] = []
-    for labels in extra.labels:
-        statistics = of_label(spec, labels.units)
-        sums += _of_every_label(labels, statistics.sums)
-        maxima += _of_every_label(labels, statistics.maxima)
-    return tuple(sums), tuple(maxima)
-
-
 # --- all together ---
 
 
@@ -116,7 +71,9 @@ def layout(
     maxima: tuple[str, ...] = ()
     if spec is not None:
         sums, maxima = names_of(spec)
-    if spec is not None and extra is not None:
+    if spec is not None and extra is not None and extra.labels:
+        from .by_label import layout_of_labels
+
         of_labels = layout_of_labels(spec, extra)
         sums, maxima = sums + of_labels[0], maxima + of_labels[1]
     if extra is not None:
@@ -142,6 +99,9 @@ def of_the_batch(spec: Spec | None, objective: Objective | None = None, extra: E
     every = tuple(chain(*layout(spec, objective, extra)))
     if spec is None or extra is None or not extra.labels:
         return Places(every, None, len(every))
+    from .by_label import layout_of_labels
+    from .labels import count_outside
+
     own = {*chain(*layout_of_labels(spec, extra))} - {count_outside(labels) for labels in extra.labels}
     places = [place for place, name in enumerate(every) if name not in own]
     with torch.inference_mode(False):
@@ -152,10 +112,12 @@ def of_the_batch(spec: Spec | None, objective: Objective | None = None, extra: E
 @cached(maxsize=256)
 def of_labels(spec: Spec, objective: Objective | None, extra: Extra, labels: LabelSet) -> tuple[slice, slice]:
     """Find the sums and the maxima of labels, among all sums and among all maxima."""
+    from .by_label import of_every_label, of_label
+
     statistics = of_label(spec, labels.units)
 
     def stretch(names: tuple[str, ...], wanted: tuple[str, ...]) -> slice:
-        first = names.index(_of_every_label(labels, wanted[:1])[0])
+        first = names.index(of_every_label(labels, wanted[:1])[0])
         return slice(first, first + len(wanted) * len(labels.every))
 
     sums, maxima = layout(spec, objective, extra)
@@ -191,6 +153,8 @@ def of_whole_sequences(
         )
     )
     for labels in () if extra is None else extra.labels:
+        from .by_label import of_label
+
         assert extra is not None
         mine, (in_sums, in_maxima) = of_label(spec, labels.units), of_labels(spec, objective, extra, labels)
         sums.append((in_sums.start + mine.token_sums * len(labels.every), in_sums.stop))

@@ -14,13 +14,13 @@ from ..specs.checked import by_path
 from ..specs.choices import REPORTS, MetricNames
 from ..specs.correction import Spec
 from . import native, peers, schema
-from .extra import Extra
-from .labels import LabelSet, outside_of
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
     from ..specs.terms import Objective
+    from .extra import Extra
+    from .labels import LabelSet
 
 # What `all_reduce` pads to: twenty criteria with detail="full" and all peers' metrics have 1,212 sums and 58 maxima.
 SUMS_BLOCK, MAXIMA_BLOCK = 1536, 128
@@ -108,6 +108,8 @@ class Statistics:
         if loss.extra is None:
             vector = torch.cat([self.sums, loss.sums, self.maxima, loss.maxima])
             return Statistics(self.spec, vector, loss.objective, extra=self.extra)
+        from .extra import Extra
+
         ours, entropy = self.extra or Extra(), loss.extra
         # What stands behind the place of the entropy.
         later = Extra(ages=ours.ages, bounds=ours.bounds)
@@ -347,6 +349,8 @@ class PendingMetrics:
 
     def _of_labels(self, by: str) -> tuple[LabelSet, Tensor]:
         """The statistics of every label, [names, labels], sums and then maxima."""
+        from .extra import Extra
+
         extra = Extra() if self._extra is None else self._extra
         labels, spec = extra.named(by), self._spec
         assert spec is not None, "statistics of a loss alone have no labels"
@@ -407,6 +411,7 @@ class PendingMetrics:
     def explain(self, key: str, by: str | None = None) -> str:
         """Say what a metric is made of; see `Statistics.explain`."""
         from . import on_tensors, show
+        from .labels import outside_of
 
         labels, table = (None, None) if by is None else self._of_labels(by)
         if labels is None or table is None or key == outside_of(labels):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 
-from ..definition.sequences import Packed, Sequences
+from ..definition.sequences import Sequences
 from ..definition.tokens import Number, extrema, select, squares
 
 if TYPE_CHECKING:
@@ -108,113 +108,6 @@ class _Units(OfBatch):
 
     def ends(self, x: Tensor, counted: Tensor | None = None) -> tuple[Tensor, Tensor]:
         return super().ends(x, self._counts > 0)
-
-
-# On the CPU a label has a sum of every so many-th token, since an addition to the one before would wait for that, and
-# tokens are taken by as many as stay in cache.
-LANES, PART = 8, 65_536
-
-
-class OfLabels:
-    """The tokens of each label, or its sequences: [labels] float64. `place` has the label of each token.
-
-    On the CPU each number is added where it lies. On a device, where atomics would add in another order every time,
-    they are sorted by label first.
-    """
-
-    def __init__(self, place: Tensor, many: int) -> None:
-        self._shape, self._many, self._size = place.shape, many, place.numel()
-        flat = place.reshape(-1).long()
-        self._order: Tensor | None = None
-        if flat.device.type != "cpu" or torch.compiler.is_compiling():
-            ordered, self._order = flat.sort(stable=True)
-            starts = torch.searchsorted(ordered, torch.arange(many, device=flat.device))
-            self._runs = Packed(torch.cat([starts, starts.new_full((1,), self._size)]), self._size)
-        else:
-            self._place = flat
-            lanes = torch.arange(LANES, device="cpu").repeat(-(-self._size // LANES))
-            self._lanes = (flat * LANES).add_(lanes[: self._size])
-
-    def sum(self, x: Tensor, counted: Tensor | None = None) -> Tensor:
-        """[labels] float64: the sums."""
-        return self._added(select(counted, x).reshape(-1))
-
-    def squares(self, x: Tensor, counted: Tensor | None = None, dot: bool = False) -> Tensor:
-        """[labels] float64: the sums of squares."""
-        return self._added(select(counted, x).reshape(-1), squared=True)
-
-    def count(self, which: Tensor | None, counted: Tensor | None = None) -> Tensor:
-        """[labels] float64: how many are True."""
-        which = counted if which is None else which if counted is None else which & counted
-        if which is not None:
-            return self._added(which.reshape(-1))
-        if self._order is not None:
-            return self._runs.offsets.diff().double()
-        return torch.bincount(self._place, minlength=self._many).double()
-
-    def none(self) -> Tensor:
-        """[labels] float64: 0."""
-        device = "cpu" if self._order is None else self._order.device
-        return torch.zeros(self._many, dtype=torch.float64, device=device)
-
-    def ends(self, x: Tensor, counted: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """[labels] float64 each: the largest x and the largest -x."""
-        sides = (x, -x) if counted is None else [torch.where(counted, side, -torch.inf) for side in (x, -x)]
-        largest, negated = (self._largest(side.reshape(-1)).double() for side in sides)
-        return largest, negated
-
-    def over(self, units: Sequences, counts: Tensor, counted: Tensor | None) -> _UnitsByLabel:
-        """Values of units, at each of their tokens."""
-        return _UnitsByLabel(self, units, counted, self._shape)
-
-    def rows(self, table: Tensor) -> Tensor:
-        """[rows, labels] float64: the sums of each row of a table, [rows, S] float64."""
-        count = table.shape[0]
-        if self._order is None:
-            totals = torch.zeros(count, self._many, dtype=torch.float64, device="cpu")
-            return totals.index_add_(1, self._place, table)
-        starts = torch.arange(count, device=table.device)[:, None] * self._size
-        offsets = torch.cat([(starts + self._runs.offsets[:-1]).view(-1), self._runs.offsets[-1:] * count])
-        flat = table.index_select(1, self._order).view(-1)
-        return Packed(offsets, flat.shape[0]).sum(flat).view(count, self._many)
-
-    def _added(self, x: Tensor, squared: bool = False) -> Tensor:
-        if self._order is not None:
-            wide = x.index_select(0, self._order).double()
-            return self._runs.sum(wide * wide if squared else wide)
-        totals = torch.zeros(self._many * LANES, dtype=torch.float64, device="cpu")
-        for part, lanes in zip(x.split(PART), self._lanes.split(PART), strict=True):
-            wide = part.double()
-            totals.scatter_add_(0, lanes, wide * wide if squared else wide)
-        return totals.view(self._many, LANES).sum(1)
-
-    def _largest(self, x: Tensor) -> Tensor:
-        if self._order is not None:
-            return self._runs.max(x.index_select(0, self._order))
-        return x.new_full((self._many,), -torch.inf).scatter_reduce_(0, self._place, x, "amax")
-
-
-class _UnitsByLabel:
-    """Values of turns or sequences, spread over their tokens, those in `counted` or all, by the label of each token."""
-
-    def __init__(self, by: OfLabels, units: Sequences, counted: Tensor | None, shape: torch.Size) -> None:
-        self._by, self._units, self._counted, self._shape = by, units, counted, shape
-        self.none = by.none
-
-    def _spread(self, x: Tensor) -> Tensor:
-        return self._units.spread(x).expand(self._shape)
-
-    def sum(self, x: Tensor, counted: Tensor | None = None) -> Tensor:
-        return self._by.sum(self._spread(x), self._counted)
-
-    def squares(self, x: Tensor, counted: Tensor | None = None, dot: bool = False) -> Tensor:
-        return self._by.squares(self._spread(x), self._counted)
-
-    def count(self, which: Tensor | None, counted: Tensor | None = None) -> Tensor:
-        return self._by.count(None if which is None else self._spread(which), self._counted)
-
-    def ends(self, x: Tensor, counted: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        return self._by.ends(self._spread(x), self._counted)
 
 
 # --- weights ---

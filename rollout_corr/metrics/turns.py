@@ -13,22 +13,15 @@ from ..definition.tokens import Number
 from ..definition.turns import FIRST, LAST, MIDDLE
 from ..specs.correction import Spec
 from .formulas import mean, plain
-from .rows import EACH, Aggregate, Metric, Over, both_ends, total
+from .rows import EACH, TURNS, Aggregate, Metric, Over, When, always, both_ends, total
 
 PLACES = {"first": FIRST, "middle": MIDDLE, "last": LAST}
 
-TURNS = Over("measured turns", "turns_measured")
 NONEMPTY = Over("non-empty turns", "turns")
 
 
-def measured_here(spec: Spec) -> bool:
-    """True where turns are measured."""
-    return spec.measures_turns
-
-
-def weighed_here(spec: Spec) -> bool:
-    """True where all tokens of a turn have its weight."""
-    return spec.weight is not None and spec.weight.per_turn
+def _weighed(spec: Spec) -> bool:
+    return spec.weighs_turns
 
 
 def _each(fact: str, squared: bool = False, place: int | None = None) -> Callable[[Any], Tensor]:
@@ -45,10 +38,7 @@ def _each(fact: str, squared: bool = False, place: int | None = None) -> Callabl
 
 def _of_place(name: str, place: int) -> list[Aggregate]:
     facts = {"tokens": "measured", "d": "d", "abs_d": "abs_d", "k3": "k3"}
-    return [
-        total(f"turn_{name}_{end}", "measured turns", _each(fact, place=place), measured_here)
-        for end, fact in facts.items()
-    ]
+    return [total(f"turn_{name}_{end}", "measured turns", _each(fact, place=place)) for end, fact in facts.items()]
 
 
 def _chi2(s: Any) -> Tensor:
@@ -59,13 +49,13 @@ def _chi2(s: Any) -> Tensor:
 def _weight(name: str, fact: str, around_one: str) -> list[Aggregate]:
     """Sums over turns, of a weight, of its squares, and of those around 1."""
     return [
-        total(f"turn_{name}", "measured turns", _each(fact), weighed_here),
-        total(f"turn_{name}2", "measured turns", _each(fact, squared=True), weighed_here),
-        total(f"turn_{name}_around_one2", "measured turns", _each(around_one, squared=True), weighed_here),
+        total(f"turn_{name}", "measured turns", _each(fact), _weighed),
+        total(f"turn_{name}2", "measured turns", _each(fact, squared=True), _weighed),
+        total(f"turn_{name}_around_one2", "measured turns", _each(around_one, squared=True), _weighed),
     ]
 
 
-def _ends(name: str, x: Callable[[TurnFacts], Tensor], when: Callable[[Spec], bool]) -> Aggregate:
+def _ends(name: str, x: Callable[[TurnFacts], Tensor], when: When = always) -> Aggregate:
     """The maximum and the minimum over measured turns."""
 
     def of_all(s: Any) -> tuple[Number, ...]:
@@ -75,19 +65,19 @@ def _ends(name: str, x: Callable[[TurnFacts], Tensor], when: Callable[[Spec], bo
 
 
 AGGREGATES: list[Aggregate] = [
-    total("turns", "turns", lambda s: s.turns.tokens > 0, measured_here),
-    total("turns_measured", "turns", lambda s: s.turns_measured, measured_here),
-    total("turns_kept", "turns", lambda s: s.turns.keep & (s.turns.tokens > 0), measured_here),
-    total("chi2_turn", "measured turns", _chi2, measured_here),
-    total("abs_sum_d_turn", "measured turns", lambda s: s.turns.d.abs(), measured_here),
-    _ends("turn_sum_d", lambda turns: turns.d, measured_here),
+    total("turns", "turns", lambda s: s.turns.tokens > 0),
+    total("turns_measured", "turns", lambda s: s.turns_measured),
+    total("turns_kept", "turns", lambda s: s.turns.keep & (s.turns.tokens > 0)),
+    total("chi2_turn", "measured turns", _chi2),
+    total("abs_sum_d_turn", "measured turns", lambda s: s.turns.d.abs()),
+    _ends("turn_sum_d", lambda turns: turns.d),
     *(row for name, place in PLACES.items() for row in _of_place(name, place)),
     *_weight("raw", "ratio", "excess"),
     *_weight("weight", "weight", "weight_excess"),
-    total("turns_above", "measured turns", lambda s: above(s.turns.log_weight, s.bounds.high), weighed_here),
-    total("turns_below", "measured turns", lambda s: below(s.turns.log_weight, s.bounds.low), weighed_here),
-    _ends("turn_raw", lambda turns: turns.ratio, weighed_here),
-    _ends("turn_weight", lambda turns: turns.weight, weighed_here),
+    total("turns_above", "measured turns", lambda s: above(s.turns.log_weight, s.bounds.high), _weighed),
+    total("turns_below", "measured turns", lambda s: below(s.turns.log_weight, s.bounds.low), _weighed),
+    _ends("turn_raw", lambda turns: turns.ratio, _weighed),
+    _ends("turn_weight", lambda turns: turns.weight, _weighed),
 ]
 
 

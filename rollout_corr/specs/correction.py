@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, ClassVar
 
-from .bounds_of_batch import WEIGHT, OfBatch, Place, by_group, check_labels, with_rules
+from .bounds_of_batch import WEIGHT, OfBatch, Place, by_group, check_labels
 from .checked import Checked, arguments_of, hash_once, keywords_meant, without_hash
 from .choices import DETAIL, NONFINITE, REJECTED, REPORTS, SUMS_OVER, Detail, Nonfinite, Rejected, Scheme, SumsOver
 from .criterion import AGE, ENTROPY
@@ -140,6 +140,11 @@ class Spec(Checked):
         return self.weight is not None and self.weight.per_token
 
     @property
+    def weighs_turns(self) -> bool:
+        """True if all tokens of a turn have its weight."""
+        return self.weight is not None and self.weight.per_turn
+
+    @property
     def normalizes_groups(self) -> bool:
         """True if weights are divided by the mean of a group of sequences, which calls have to name."""
         return self.weight is not None and self.weight.normalize == "group"
@@ -230,6 +235,8 @@ class Spec(Checked):
             ValueError: An unknown key or a wrong value, named.
             TypeError: A value of the wrong type, named.
         """
+        from .rules import with_rules
+
         arguments = arguments_of(cls, mapping, "Spec")
         if arguments.get("weight") is not None:
             of_weight = arguments_of(Weight, arguments["weight"], "Spec.weight")

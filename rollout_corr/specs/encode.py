@@ -7,10 +7,10 @@ from dataclasses import fields
 from typing import Any
 
 from .batch_losses import OF_BATCH
-from .bounds_of_batch import RULES
 from .caches import cached
 from .checked import Checked
 from .correction import Criterion, Spec, Weight
+from .rules import RULES
 from .surrogates import SURROGATES
 from .terms import KL, Mean, Objective, SquaredLogRatio
 

@@ -6,6 +6,7 @@ these records, and `kernels` read them by name.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
@@ -27,22 +28,53 @@ class ReadVersions(NamedTuple):
         return ages
 
 
-class CorrectOperands(NamedTuple):
-    """The operands of `torch.ops.rollout_corr.correct`; a Spec comes behind them."""
+def compute_dtype(one: torch.dtype, other: torch.dtype) -> torch.dtype:
+    """The dtype that computes, from the dtypes of the two log-probs: the wider one, float32 at least."""
+    if one == other == torch.float32:
+        return one
+    return torch.promote_types(torch.promote_types(one, other), torch.float32)
+
+
+@dataclass(eq=False, repr=False)
+class CorrectOperands:
+    """The tensors of a correction, and operands of `torch.ops.rollout_corr.correct`; a Spec comes behind them."""
 
     train: Tensor
     rollout: Tensor
-    mask: Tensor | None  # non-zero at valid tokens, any dtype
-    offsets: Tensor | None  # [S + 1] int32 or int64, of a packed batch
-    advantages: Tensor | None  # per token, or [S]
-    per_sequence: bool  # advantages are [S]
-    externals: list[Tensor]  # of criteria over external statistics
+    mask: Tensor | None  # non-zero at valid tokens, any dtype; None: every token is valid
+    offsets: Tensor | None  # [S + 1] int32 or int64, of a packed batch; None: every row of [B, T] is a sequence
+    advantages: Tensor | None = None  # per token, or [S] where `per_sequence`
+    per_sequence: bool = False
+    externals: list[Tensor] = field(default_factory=list)  # of criteria over external statistics, in their order
     new: Tensor | None = None  # of the policy being trained, for criteria that compare it
     log_mass: Tensor | None = None  # the log of the mass that truncated sampling kept
     mass_of_rollout: bool = False  # it is taken from the engine's log-probs, and not from the trainer's
-    # [U + 1] int32 or int64, offsets among the tokens, row after row, where the Spec measures turns.
-    turns: Tensor | None = None
-    versions: ReadVersions | None = None  # where the ages are not among the externals; the operator has no such operand
+    turns: Tensor | None = None  # [U + 1] int32 or int64, offsets among the tokens, row after row
+    # Where the ages are not among the externals; the operator has no such operand.
+    versions: ReadVersions | None = None
+
+    @property
+    def first(self) -> Tensor:
+        """The tensor whose shape and device the others have."""
+        return self.train
+
+    @property
+    def count(self) -> int:
+        """The number of sequences."""
+        return self.train.shape[0] if self.offsets is None else self.offsets.shape[0] - 1
+
+
+@dataclass(eq=False, repr=False)
+class CorrectResult:
+    """The result of a correction by any backend, in the shape of the batch, before weights are divided."""
+
+    weights: Tensor | None
+    mask: Tensor | None  # None: the mask given
+    keep: Tensor  # [S] bool
+    statistics: Tensor  # float64, the sums and then the maxima
+    keep_turns: Tensor | None = None  # [U] bool; None without turns
+    mean: Tensor | None = None  # 0-d, where the backend has taken what `normalize="batch"` divides by
+    ages: Tensor | None = None  # [5], where the backend has taken the statistics of ages: three sums, two maxima
 
 
 class InStep(NamedTuple):
@@ -68,8 +100,9 @@ class InStep(NamedTuple):
 NO_STEP = InStep(weighted=False, gated=False, trained=False, trainer=None, engine=None, loss_takes_mass=True)
 
 
-class LossOperands(NamedTuple):
-    """The operands of `torch.ops.rollout_corr.policy_loss`; an Objective comes behind them."""
+@dataclass(eq=False, repr=False)
+class LossOperands:
+    """The tensors of a policy loss, and operands of `torch.ops.rollout_corr.policy_loss`; an Objective comes behind."""
 
     new: Tensor  # new_logp
     base: Tensor | None  # what it is compared with
@@ -89,6 +122,21 @@ class LossOperands(NamedTuple):
     chosen: Tensor | None = None  # non-zero where the surrogate chose the token from the whole batch
     differentiable: bool = True  # the gradient is handed back
     step: InStep = NO_STEP  # a correction in the same pass; the operator has no such operand
+
+    @property
+    def first(self) -> Tensor:
+        """The tensor whose shape and device the others have."""
+        return self.new
+
+    @property
+    def count(self) -> int:
+        """The number of sequences."""
+        return self.new.shape[0] if self.offsets is None else self.offsets.shape[0] - 1
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype that computes."""
+        return torch.float64 if self.double else torch.float32
 
 
 class LossResult(NamedTuple):

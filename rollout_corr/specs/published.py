@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Literal, get_args
 
-from .bounds_of_batch import MeanBelow
 from .choices import STRETCHES, Of, Stretch
 from .criterion import Criterion
+from .rules import MeanBelow
 from .surrogates import GSPO, PPO, Score
 from .validate import choice, not_negative, positive
 from .weight import Weight

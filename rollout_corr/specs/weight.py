@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import MISSING, dataclass
 from typing import TYPE_CHECKING
 
-from .bounds_of_batch import Bounded, KeepESS, OfBatch
+from .bounds_of_batch import Bounded, OfBatch
 from .checked import keywords_meant, keywords_of_short_form
 from .choices import (
     NORMALIZE,
@@ -98,16 +98,8 @@ class Weight(Bounded):
             )
         fixed = "" if self.growth is None else f"growth={shown(self.growth)}"
         self._check_bounds("Weight", fixed, signed=False, ratio=True, clamps=True)
-        if isinstance(self.upper, KeepESS):
-            if self.outside == "zero":
-                raise ValueError(
-                    f"Weight.upper: expected outside='clamp' with {self.upper!r}, got 'zero': where weights above the "
-                    "bound become 0 the effective sample size may rise and fall with it"
-                )
-            if "lower" in self.rules:
-                raise ValueError(
-                    f"Weight.lower: expected a number or None with upper={self.upper!r}, got {self.lower!r}"
-                )
+        for rule in self.rules.values():
+            rule.check_weight(self)
         if self.decay is not None:
             self._set(decay=positive("Weight.decay", self.decay, 1.0))
 

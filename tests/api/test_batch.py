@@ -14,7 +14,6 @@ import torch
 import rollout_corr as rc
 from rollout_corr.backends import batch as reading
 from rollout_corr.backends import read, turns
-from rollout_corr.backends.batch import OpenBatch
 from rollout_corr.backends.given import batch_given
 from rollout_corr.specs.batch_losses import OF_BATCH
 from rollout_corr.specs.surrogates import SURROGATES
@@ -188,20 +187,15 @@ def test_a_stream_and_a_captured_graph_read_for_themselves():
 def test_offsets_on_the_cpu_travel_to_a_device_once():
     batch = rc.Batch(cu_seqlens=OFFSETS, turns=torch.tensor([0, 5, N]))
 
-    def opened():
-        x = torch.zeros(N, device="meta")
-        return OpenBatch(x, x, None, OFFSETS, 3, lambda x: x, None, turns=batch.turns)
+    def there():
+        one = read.reader("train_logp", torch.zeros(N, device="meta"), batch)
+        return read.offsets_there(one, batch), read.turns_there(one, batch.turns, batch)
 
-    first, second = opened(), opened()
-    for one in (first, second):
-        read.upload(one, batch)
-        assert one.offsets.device.type == one.turns.device.type == "meta"
-    assert first.offsets is second.offsets
-    assert first.turns is second.turns
+    offsets, turns = there()
+    assert offsets.device.type == turns.device.type == "meta"
+    assert [x is y for x, y in zip(there(), (offsets, turns), strict=True)] == [True, True]
     OFFSETS[1] += 0
-    third = opened()
-    read.upload(third, batch)
-    assert third.offsets is not first.offsets
+    assert there()[0] is not offsets
 
 
 def test_log_probs_of_another_shape_are_checked_against_the_same_batch():

@@ -66,7 +66,7 @@ def test_outliers_beyond_the_bounds_are_counted_like_many_tokens(
 def test_spans_are_as_large_as_they_may_be(lengths: list[int], size: int) -> None:
     """Every sequence is in one span; a further one would be too much."""
     offsets = torch.tensor([4, *lengths]).cumsum(0)
-    batch = OpenBatch(torch.zeros(60), torch.zeros(60), None, offsets, len(lengths), lambda x: x, None)
+    batch = OpenBatch(torch.zeros(60), torch.zeros(60), None, offsets)
     found = list(blocks.spans(batch, size))
     assert [i for rows, _ in found for i in range(rows.start, rows.stop)] == [*range(len(lengths))]
     assert len(found) == 1 or all(rows.stop > rows.start for rows, _ in found)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -81,7 +82,7 @@ def test_a_compiler_is_told_what_the_kernels_give(packed, device):
     """Shapes and dtypes, with a mask and without one, which the kernels then write for packed sequences."""
     for spec in (SPECS["metrics"], SPECS["token"]):
         operands = given(spec, device, tokens=16, packed=packed)
-        for one in (operands, operands._replace(mask=None)):
+        for one in (operands, replace(operands, mask=None)):
             found, told = operators._kernels(one, spec), operators._shapes(one, spec)
             assert [(x.shape, x.dtype) for x in found] == [(x.shape, x.dtype) for x in told]
 

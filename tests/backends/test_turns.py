@@ -92,7 +92,7 @@ def test_offsets_on_a_device_that_nobody_checked_break_nothing():
 
     for wrong in ([0, 9, 3, 6], [5, 1], [-4, 2, 7], [3]):
         logp = torch.zeros(6)
-        batch = OpenBatch(logp, logp, None, torch.tensor([0, 4, 6]), 2, lambda x: x, None)
+        batch = OpenBatch(logp, logp, None, torch.tensor([0, 4, 6]))
         batch.turns = torch.tensor(wrong).clamp(0, 6).cummax(0).values
         found = whole.run_whole(batch, SPEC)
         assert found.weights.isfinite().all() and found.keep_turns.shape == (len(wrong) - 1,)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 
 import torch
 
@@ -13,10 +14,8 @@ from builders.loss_cases import SURROGATES
 from builders.rounding import FORMULA, margin
 from lab.aot.loss_variants import LOSS_VARIANTS
 from rollout_corr.backends import loss_blocks
-from rollout_corr.backends.batch import OpenBatch
 from rollout_corr.backends.differentiable import scaled
 from rollout_corr.backends.loss_task import LossTask, beyond_kernels
-from rollout_corr.definition.tokens import KeptMass
 from rollout_corr.kernels.policy_loss import launch as kernels
 from rollout_corr.metrics import loss as loss_metrics
 from rollout_corr.specs.operands import ScaleOperands
@@ -80,38 +79,18 @@ def tensors_of(variant, seed=0, lengths=LENGTHS, width=20):
 
 def on(given, device):
     """Copy a batch to a device, every tensor between fences."""
-    made = {name: fenced(x, device) for name, x in given._asdict().items() if isinstance(x, torch.Tensor)}
-    return given._replace(**made)
+    made = {name: fenced(x, device) for name, x in vars(given).items() if isinstance(x, torch.Tensor)}
+    return replace(given, **made)
 
 
 def by_reference(given, wanted, dtype, differentiable=True):
     """Compute the loss and its gradient by the plain-torch definition, in a dtype."""
-    cast = {
-        name: None if x is None else x.to(dtype)
-        for name, x in (
-            (name, getattr(given, name)) for name in ("new", "base", "ref", "weights", "advantages", "scales")
-        )
-    }
-    count = given.new.shape[0] if given.offsets is None else given.offsets.shape[0] - 1
     offsets = None if given.offsets is None else given.offsets.long()
-    batch = OpenBatch(cast["new"], cast["new"], given.mask, offsets, count, lambda x: x, given.mask)
-    batch.advantages, batch.per_sequence = cast["advantages"], given.per_sequence
-    tensors = cast["advantages"], cast["base"], cast["weights"], cast["ref"], given.trains
-    mass = None if given.log_mass is None else KeptMass(given.log_mass, "train" if given.mass_of_base else "rollout")
     decided, nothing = None, dict.fromkeys(wanted.surrogate.traits.sums, torch.zeros(()))
     if wanted.surrogate.sees_batch:
         decided = Decided((given.chosen,), nothing)
-    task = LossTask(
-        cast["new"],
-        batch,
-        *tensors,
-        wanted,
-        differentiable,
-        given.divisor,
-        mass=mass,
-        scales=cast["scales"],
-        decided=decided,
-    )
+    changed = {"offsets": offsets, "double": dtype == torch.float64, "differentiable": differentiable}
+    task = LossTask(**vars(given) | changed, leaf=given.new, objective=wanted, decided=decided)
     done = loss_blocks.run_whole(task)
     slope = None if done.gradient is None else scaled(done.gradient, torch.ones(()), done.rest, dtype)
     return done, slope
@@ -121,7 +100,7 @@ def by_kernels(given, wanted, device, differentiable=True):
     """Compute the loss by the kernels, and the gradient that backward gives."""
     placed = on(given, device)
     with watched():
-        found = kernels.run(placed._replace(differentiable=differentiable), wanted)
+        found = kernels.run(replace(placed, differentiable=differentiable), wanted)
         if found.gradient is None:
             return found, None
         one = torch.ones((), device=device)

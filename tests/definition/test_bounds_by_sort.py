@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 import rollout_corr as rc
 from oracles.bounds_of_batch import kept, sample_size
-from rollout_corr.definition.bounds_of_batch import beyond, by_sample_size, by_sort, float32_above
+from rollout_corr.definition.bounds import beyond
+from rollout_corr.definition.bounds_of_batch import by_sample_size, by_sort, float32_above
 
 RULES = [
     (rc.Quantile(0.9), "upper"),

@@ -14,6 +14,7 @@ import rollout_corr as rc
 from builders.rounding import assert_near, near
 from builders.weights import weight_of
 from rollout_corr.backends import operators
+from rollout_corr.backends.registration import flat
 from rollout_corr.specs.encode import encode
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -86,7 +87,7 @@ def test_the_operator_has_prefixes():
     rollout, offsets = -torch.rand(40, generator=generator), torch.tensor([0, 7, 7, 30, 40])
     train = rollout + 0.2 * torch.randn(40, generator=generator)
     operands = operators.CorrectOperands(train, rollout, None, offsets, None, False, [], None, None, False)
-    given = operands[: operands._fields.index("versions")]
+    given = flat(operators.OPERANDS, operands)
     weights, mask, keep, statistics, _ = torch.ops.rollout_corr.correct(*given, *encode(SPEC))
     out = rc.correct(train, rollout, cu_seqlens=offsets, spec=SPEC)
     assert all(torch.equal(*pair) for pair in ((weights, out.weights), (mask, out.mask), (keep, out.keep)))

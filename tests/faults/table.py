@@ -101,7 +101,7 @@ FAULTS = [
     *_in("rollout_corr/metrics/labels.py", "metrics/test_labels.py",
          ("(ids >= 0) & (ids < many)", "(ids > 0) & (ids < many)"),
     ),
-    *_in("rollout_corr/specs/bounds_of_batch.py", "specs/test_bounds_of_batch.py",
+    *_in("rollout_corr/specs/rules.py", "specs/test_bounds_of_batch.py",
          ("before.kept / before.all.double() < self.q", "before.kept / before.all.double() <= self.q"),
          ("(before.all - before.kept) / before.all.double() > self.q", "before.kept / before.all.double() > self.q"),
          ("return before.kept < self.count", "return before.kept <= self.count"),

@@ -8,6 +8,7 @@ import random
 import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 import torch
@@ -40,8 +41,8 @@ def random_launches(variant, chance):
     tokens, sequences = chance.choice(((64, 4), (20_000, 200), (20_000, 1), (3000, 8), (4096, 4)))
     given = variant.given(tokens, sequences, CPU)
     places = chance.choice(((0,), (0,), (0, 0, 0, 1, 3)))
-    tensors = {name: x for name, x in given._asdict().items() if isinstance(x, torch.Tensor)}
-    return variant.launches(given._replace(**{name: moved(x, chance.choice(places)) for name, x in tensors.items()}))
+    tensors = {name: x for name, x in vars(given).items() if isinstance(x, torch.Tensor)}
+    return variant.launches(replace(given, **{name: moved(x, chance.choice(places)) for name, x in tensors.items()}))
 
 
 @pytest.mark.parametrize("backend", ["cuda", "hip"])

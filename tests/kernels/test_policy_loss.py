@@ -159,7 +159,7 @@ def cut_out(given, s):
     cut = {name: x if x is None else x[start:end].clone() for name, x in tokens.items()}
     if given.per_sequence:
         cut["advantages"] = given.advantages[s : s + 1]
-    return given._replace(**cut, offsets=torch.tensor([0, end - start], dtype=given.offsets.dtype)), start, end
+    return replace(given, **cut, offsets=torch.tensor([0, end - start], dtype=given.offsets.dtype)), start, end
 
 
 @pytest.mark.parametrize("name", ["ppo_packed", "gspo", "gmpo"])
@@ -167,7 +167,7 @@ def test_a_gradient_does_not_hang_on_what_is_packed_around_it(name, device):
     """Over a divisor that the caller has counted: to the bit, whatever the neighbors, the place and the tiles."""
     variant = replace(LOSS_VARIANTS[name], ref=None)
     wanted = replace(variant.objective, kl=None)
-    given = tensors_of(variant, 5)._replace(divisor=torch.tensor(7.0, dtype=torch.float64))
+    given = replace(tensors_of(variant, 5), divisor=torch.tensor(7.0, dtype=torch.float64))
     with shaped(NARROW):
         together = kernels.run(on(given, device), wanted)
         again = kernels.run(on(given, device), wanted)
@@ -187,7 +187,7 @@ def test_garbage_behind_the_masks(name, device):
     made = tensors_of(variant, 5)
     found = []
     for garbage in GARBAGE:
-        given = made._replace(**{f: getattr(made, f).clone() for f in ("new", "base", "weights")})
+        given = replace(made, **{f: getattr(made, f).clone() for f in ("new", "base", "weights")})
         for name in ("new", "base", "weights"):
             getattr(given, name)[given.mask == 0] = garbage
         with shaped(FEW):

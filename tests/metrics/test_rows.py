@@ -14,7 +14,7 @@ from builders.rounding import near
 from rollout_corr.backends import blocks
 from rollout_corr.backends.read import Given, read_batch
 from rollout_corr.backends.whole import run_whole
-from rollout_corr.metrics import aggregates, collect, loss, native, on_tensors, peers, schema
+from rollout_corr.metrics import aggregates, by_label, collect, loss, native, on_tensors, peers, schema
 from rollout_corr.metrics.formulas import compiled, mean
 from rollout_corr.metrics.histogram import HISTOGRAM
 from rollout_corr.metrics.rows import Metric, over_tokens, total
@@ -37,7 +37,7 @@ def another(monkeypatch):
         schema.layout.cache_clear()
         schema.of_the_batch.cache_clear()
         schema.of_whole_sequences.cache_clear()
-        schema.of_label.cache_clear()
+        by_label.of_label.cache_clear()
         on_tensors.metrics_of.cache_clear()
         on_tensors.keys_of.cache_clear()
 
@@ -69,7 +69,8 @@ def test_a_row_is_all_that_a_metric_needs(another, monkeypatch):
     monkeypatch.setattr(blocks, "BLOCK", 15)
     parts = [correct(part, spec).statistics for part in (rows[:5], rows[5:])]
     train, rollout, mask = tensors(rows)
-    at_once = run_whole(read_batch(Given(train, rollout, rc.Batch(mask=mask), spec)), spec).statistics
+    read = read_batch(Given(train, rollout, rc.Batch(mask=mask), spec))
+    at_once = rc.Statistics(spec, run_whole(read, spec).statistics)
     for statistics in (found.statistics, correct(rows, spec).statistics, rc.Statistics.sum(parts), at_once):
         metrics = statistics.metrics()
         assert {key: metrics[key] for key in wanted} == near(wanted)

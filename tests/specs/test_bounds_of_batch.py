@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import rollout_corr as rc
-from rollout_corr.specs.bounds_of_batch import Before
+from rollout_corr.specs.rules import Before
 
 SPEC = rc.Spec(
     weight=rc.Weight.token(upper=2.0),

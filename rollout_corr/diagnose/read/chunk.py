@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...definition.tokens import compute_dtype
+from ...specs.operands import compute_dtype
 
 # Tokens in a chunk, valid or not; a longer sequence is a chunk of its own.
 CHUNK_SLOTS = 262_144

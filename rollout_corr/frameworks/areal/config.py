@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ...specs.bounds_of_batch import MeanBelow
 from ...specs.choices import Nonfinite, Reduce
 from ...specs.correction import Criterion, Spec, Weight
 from ...specs.loss import Loss
+from ...specs.rules import MeanBelow
 from ...specs.statistics import Stat
 from ...specs.surrogate import Surrogate
 from ...specs.surrogates import GSPO, SAPO

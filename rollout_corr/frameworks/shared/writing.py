@@ -17,10 +17,10 @@ from dataclasses import fields, replace
 from itertools import product
 from typing import Any, NamedTuple
 
-from ...specs.bounds_of_batch import MeanBelow
 from ...specs.caches import cached
 from ...specs.checked import expression
 from ...specs.correction import Criterion, Spec, Weight
+from ...specs.rules import MeanBelow
 from . import lookup
 from .preset import Mark
 from .settings import heard, rows_in, same_kind
