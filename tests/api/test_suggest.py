@@ -13,13 +13,15 @@ from builders.healthy import healthy
 from rollout_corr.testing import pad
 
 
-def given(batch):
-    return batch[:3], {"cu_seqlens": batch.cu_seqlens}
+def of(batch, train=None, **more):
+    """Suggest for a packed batch, perhaps of another trainer."""
+    train = batch.train_logp if train is None else train
+    return rc.suggest(train, batch.rollout_logp, mask=batch.mask, cu_seqlens=batch.cu_seqlens, **more)
 
 
 def kept(batch, spec):
-    tensors, offsets = given(batch)
-    return rc.correct(*tensors[:2], mask=tensors[2], **offsets, spec=spec).keep.double().mean().item()
+    given = {"mask": batch.mask, "cu_seqlens": batch.cu_seqlens, "spec": spec}
+    return rc.correct(batch.train_logp, batch.rollout_logp, **given).keep.double().mean().item()
 
 
 @pytest.mark.parametrize(
@@ -27,8 +29,7 @@ def kept(batch, spec):
 )
 def test_it_keeps_this_batch_and_the_next(median, k3, keep):
     batch = healthy(1, 48, median, k3)
-    tensors, offsets = given(batch)
-    found = rc.suggest(*tensors[:2], mask=tensors[2], **offsets, keep=keep)
+    found = of(batch, keep=keep)
     assert kept(batch, found.spec) >= keep
     assert all(share <= 1.0 - keep + 1e-12 for share in found.rejected.values())
     others = [kept(healthy(seed, 48, median, k3), found.spec) for seed in range(2, 8)]
@@ -43,8 +44,7 @@ def test_a_few_sequences_suffice_because_their_tokens_tell():
     found = []
     for seed in range(12):
         small, large = healthy(seed, 4, 100, 1e-3), healthy(100 + seed, 200, 100, 1e-3)
-        tensors, offsets = given(small)
-        found.append(kept(large, of(tensors, **offsets).spec))
+        found.append(kept(large, of(small).spec))
     assert sum(found) / len(found) > 0.9, found
 
 
@@ -53,16 +53,14 @@ def test_the_next_batch_loses_at_most_a_hundredth(sequences, median, k3):
     """Measured: 0.1 to 0.6 %; without room for other lengths and tails 1.0 to 2.5 %."""
     rejected = []
     for seed in range(5):
-        tensors, offsets = given(healthy(seed, sequences, median, k3))
-        found = of(tensors, **offsets)
+        found = of(healthy(seed, sequences, median, k3))
         rejected += [1.0 - kept(healthy(100 + 2 * seed + i, sequences, median, k3), found.spec) for i in range(2)]
     assert sum(rejected) / len(rejected) <= 0.01, rejected
 
 
 def test_products_beyond_a_factor_of_ten_are_none():
     for k3, some in ((3e-5, True), (3e-3, False)):
-        tensors, offsets = given(healthy(0, 48, 500, k3))
-        found = of(tensors, **offsets)
+        found = of(healthy(0, 48, 500, k3))
         assert (found.product is not None) is some
         assert found.product is None or found.product.upper <= 10.0
 
@@ -70,13 +68,11 @@ def test_products_beyond_a_factor_of_ten_are_none():
 def test_where_the_policies_differ_that_is_said_first():
     """Bounds that fit broken data come after the advice to find out why."""
     for k3, first in ((1e-3, "32 sequences"), (0.03, "Find out why they differ first: k3 is 0.0"), (0.2, "Find out")):
-        tensors, offsets = given(healthy(0, 32, 200, k3))
-        assert of(tensors, **offsets).sentences[0].startswith(first)
+        assert of(healthy(0, 32, 200, k3)).sentences[0].startswith(first)
 
 
 def test_lines_to_paste():
-    tensors, offsets = given(healthy(0, 32, 200))
-    found = of(tensors, **offsets)
+    found = of(healthy(0, 32, 200))
     lines = yaml.safe_load(found.to_paste("verl"))["algorithm"]["rollout_correction"]
     read = rc.spec("verl", lines).criteria[0]
     lower, upper = map(math.exp, (-read.upper, -read.lower))
@@ -93,62 +89,48 @@ def test_lines_to_paste():
 
 def test_skyrl_has_the_veto_as_its_outlier_mask():
     batch = healthy(0, 32, 200)
-    tensors, offsets = given(batch)
-    found = of(tensors, **offsets)
+    found = of(batch)
     lines = found.to_paste("skyrl")
     read = rc.spec("skyrl", yaml.safe_load(lines)["trainer"]["algorithm"]["off_policy_correction"])
     assert "#" not in lines
     # A token that the veto rejects, and a sequence beyond the geometric bound.
-    train, (first, second) = tensors[0].clone(), batch.cu_seqlens[1:3].tolist()
+    train, (first, second) = batch.train_logp.clone(), batch.cu_seqlens[1:3].tolist()
     train[first - 1] -= 12.0
     train[first:second] += 0.5
-    keeps = [
-        rc.correct(train, tensors[1], mask=tensors[2], **offsets, spec=spec).keep.tolist()
-        for spec in (found.spec, read)
-    ]
+    given = {"mask": batch.mask, "cu_seqlens": batch.cu_seqlens}
+    keeps = [rc.correct(train, batch.rollout_logp, **given, spec=spec).keep.tolist() for spec in (found.spec, read)]
     assert keeps[0] == keeps[1] and not any(keeps[0][:2]) and any(keeps[0])
-
-
-def of(tensors, **layout):
-    """Suggest for trainer, engine and mask."""
-    train, rollout, mask = tensors
-    return rc.suggest(train, rollout, mask=mask, **layout)
 
 
 def test_every_layout_gives_the_same():
     batch = healthy(0, 16, 60)
-    tensors, offsets = given(batch)
-    packed = of(tensors, **offsets)
-    padded = of([pad(x, batch.lengths) for x in tensors])
-    listed = of([list(x.split(batch.lengths.tolist())) for x in tensors])
-    jagged = of([torch.nested.nested_tensor_from_jagged(x, batch.cu_seqlens) for x in tensors])
+    packed, tensors = of(batch), batch[:3]
+
+    def laid(as_laid, **offsets):
+        train, rollout, mask = map(as_laid, tensors)
+        return rc.suggest(train, rollout, mask=mask, **offsets)
+
+    padded = laid(lambda x: pad(x, batch.lengths))
+    listed = laid(lambda x: list(x.split(batch.lengths.tolist())))
+    jagged = laid(lambda x: torch.nested.nested_tensor_from_jagged(x, batch.cu_seqlens))
     assert packed.sentences == padded.sentences == listed.sentences == jagged.sentences
     assert packed == padded == listed == jagged
     # Tokens outside, invalid ones and empty sequences count in nothing.
-    around = [torch.cat([x.new_full((3,), 1), x, x.new_full((2,), 1)]) for x in tensors]
     moved = torch.cat([batch.cu_seqlens[:1], batch.cu_seqlens]) + 3
-    assert of(around, cu_seqlens=moved).geometric == packed.geometric
-
-
-@pytest.mark.parametrize("layout", ["packed", "padded"])
-def test_the_default_device_has_no_part(layout):
-    # Nothing that lies on the meta device can be read.
-    batch = healthy(0, 16, 60)
-    tensors, offsets = given(batch)
-    if layout == "padded":
-        tensors, offsets = [pad(x, batch.lengths) for x in tensors], {}
-    wanted = of(tensors, **offsets)
+    around = laid(lambda x: torch.cat([x.new_full((3,), 1), x, x.new_full((2,), 1)]), cu_seqlens=moved)
+    assert around.geometric == packed.geometric
+    # Nothing that lies on the default device has a part: on meta nothing could be read.
     with torch.device("meta"):
-        assert of(tensors, **offsets).sentences == wanted.sentences
+        assert of(batch).sentences == packed.sentences
+        assert laid(lambda x: pad(x, batch.lengths)).sentences == packed.sentences
 
 
 def test_broken_sequences_do_not_widen_the_bounds():
     batch = healthy(0, 64, 300)
-    tensors, offsets = given(batch)
     train = batch.train_logp.clone()
     first, last = batch.cu_seqlens[:2].tolist()
     train[last - 1] -= 15.0
-    plain, spoiled = of(tensors, keep=0.95, **offsets), of([train, *tensors[1:]], keep=0.95, **offsets)
+    plain, spoiled = of(batch, keep=0.95), of(batch, train, keep=0.95)
     assert abs(math.log(spoiled.geometric.upper / plain.geometric.upper)) < 0.002
     assert spoiled.veto.lower == 1e-4 and spoiled.rejected["veto"] == 1 / 64
     assert first == 0
@@ -156,7 +138,6 @@ def test_broken_sequences_do_not_widen_the_bounds():
 
 def test_a_veto_goes_down_where_tails_are_long_and_stops():
     batch = healthy(0, 64, 300)
-    tensors, offsets = given(batch)
     ends = batch.cu_seqlens[1:] - 1
     # 5 % of 64 sequences are 3: the veto may have one of them.
     for many, drop, lower, rejected in (
@@ -167,7 +148,7 @@ def test_a_veto_goes_down_where_tails_are_long_and_stops():
     ):
         train = batch.train_logp.clone()
         train[ends[:many]] = batch.rollout_logp[ends[:many]] - drop
-        found = of([train, *tensors[1:]], keep=0.95, **offsets)
+        found = of(batch, train, keep=0.95)
         assert found.veto.lower == lower
         assert found.rejected["veto"] == rejected
         said = f"veto: no token's ratio below {lower:g}. 0.0001 would reject {100 * many / 64:.1f} %"
@@ -175,8 +156,7 @@ def test_a_veto_goes_down_where_tails_are_long_and_stops():
 
 
 def test_products_of_long_sequences_have_no_bound():
-    tensors, offsets = given(healthy(0, 8, 30_000, 5e-3))
-    found = of(tensors, **offsets)
+    found = of(healthy(0, 8, 30_000, 5e-3))
     assert found.product is None and "product: none. It would have to accept products from 1/" in " ".join(
         repr(found).split()
     )
@@ -185,7 +165,7 @@ def test_products_of_long_sequences_have_no_bound():
 
 def test_identical_log_probs_leave_some_room():
     batch = healthy(0)
-    found = rc.suggest(batch.train_logp, batch.train_logp, mask=batch.mask, cu_seqlens=batch.cu_seqlens)
+    found = of(batch, batch.rollout_logp)
     assert 1.0001 <= found.geometric.upper < 1.0002
 
 
@@ -207,19 +187,16 @@ def test_it_agrees_with_the_rule_of_the_guide(n, k3):
 def test_truncated_sampling_is_taken_out_of_d():
     batch = healthy(0)
     log_mass = torch.full_like(batch.train_logp, math.log(0.9))
-    tensors, offsets = given(batch)
-    rollout = batch.rollout_logp - log_mass
-    truncated = rc.Batch(mask=tensors[2], **offsets, kept_mass=rc.KeptMass(log_mass))
-    found = rc.suggest(tensors[0], rollout, truncated)
-    plain = of(tensors, **offsets)
-    assert found.geometric.upper == pytest.approx(plain.geometric.upper, abs=2e-4)
-    assert rc.suggest(tensors[0], rollout, mask=tensors[2], **offsets).geometric.upper > 1.1
+    cut = batch._replace(rollout_logp=batch.rollout_logp - log_mass)
+    given = rc.Batch(mask=batch.mask, cu_seqlens=batch.cu_seqlens, kept_mass=rc.KeptMass(log_mass))
+    found = rc.suggest(cut.train_logp, cut.rollout_logp, given)
+    assert found.geometric.upper == pytest.approx(of(batch).geometric.upper, abs=2e-4)
+    assert of(cut).geometric.upper > 1.1
 
 
 def test_it_prints_at_the_width_of_the_terminal(monkeypatch):
     """Sentence by sentence, each folded; `sentences` has them whole."""
-    tensors, offsets = given(healthy(0, 48, 500, 3e-3))
-    found = of(tensors, **offsets)
+    found = of(healthy(0, 48, 500, 3e-3))
     monkeypatch.setenv("COLUMNS", "70")
     lines = repr(found).splitlines()
     assert max(map(len, lines)) <= 70 and len(lines) > len(found.sentences)
