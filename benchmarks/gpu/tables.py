@@ -135,8 +135,14 @@ def _median(row: Found | None, what: str) -> str:
 
 
 def case_table(results: Found) -> Table:
+    """Make the table of cases, their bytes, and how fast ours moves them."""
+
     def grouped(name: str) -> Column:
         return lambda found: f"{found[name]:,}"
+
+    def speed(found: Found) -> float | None:
+        row = row_of(found, OURS)
+        return None if row is None else gigabytes(found, row)
 
     columns: dict[str, Column] = {
         "valid tokens": grouped("tokens"),
@@ -144,29 +150,13 @@ def case_table(results: Found) -> Table:
         "sequences": grouped("sequences"),
         "B/slot": grouped("bytes_per_slot"),
         "MB": lambda found: f"{found['required_bytes'] / 1e6:,.2f}",
+        "ours, GB/s": lambda found: number(speed(found)),
+        "of a copy": lambda found: "-" if (reached := speed(found)) is None else f"{reached / copied(found):.0%}",
     }
     words = (*WHERE, "layout", "log-probs", "mask")
     what = ("case", "operation", "layout", "logp", "mask")
-    title = "Cases and the bytes that they require"
+    title = "Cases, the bytes that they require, and how fast ours moves them"
     return table(title, words, lambda found: [found[name] for name in what], columns, measured(results))
-
-
-def our_table(results: Found) -> Table:
-    def ours(cell: Column) -> Column:
-        return lambda found: cell(row_of(found, OURS) or {})
-
-    def speed(found: Found) -> float:
-        return gigabytes(found, row_of(found, OURS) or {})
-
-    columns: dict[str, Column] = {
-        "GPU ms": ours(partial(_median, what="device_ms")),
-        "call ms": ours(partial(_median, what="call_ms")),
-        "whole ms": ours(partial(_median, what="wall_ms")),
-        "extra MiB": ours(lambda row: mebibytes(row["temporaries"])),
-        "GB/s": lambda found: number(speed(found)),
-        "of a copy": lambda found: f"{speed(found) / copied(found):.0%}",
-    }
-    return _by_case("rollout-corr", columns, [found for found in measured(results) if row_of(found, OURS)])
 
 
 def everybody_table(results: Found, title: str, cell: Column) -> Table:
@@ -243,17 +233,14 @@ def promise_table(results: Found, headline: Sequence[Found]) -> Table:
 
 def all_tables(results: Found, headline: Sequence[Found] = ()) -> list[Table]:
     """Every table that has rows; `headline` has the calls of the report's first step."""
-    median = "median (10 % - 90 %)"
+    times = {"wall_ms": "of a whole call, metrics on the host", "device_ms": "on the GPU", "call_ms": "of a call alone"}
     found: Sequence[Table] = [
         promise_table(results, headline),
-        our_table(results),
         compiled_table(results),
-        everybody_table(
-            results,
-            f"Milliseconds of a whole call, metrics on the host: {median}",
-            partial(_spread, what="wall_ms"),
+        *(
+            everybody_table(results, f"Milliseconds {words}: median (10 % - 90 %)", partial(_spread, what=what))
+            for what, words in times.items()
         ),
-        everybody_table(results, f"Milliseconds on the GPU: {median}", partial(_spread, what="device_ms")),
         everybody_table(results, "Peak extra memory, MiB", lambda row: mebibytes(row["temporaries"])),
         case_table(results),
     ]
