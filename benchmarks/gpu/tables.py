@@ -233,13 +233,17 @@ def promise_table(results: Found, headline: Sequence[Found]) -> Table:
 
 def all_tables(results: Found, headline: Sequence[Found] = ()) -> list[Table]:
     """Every table that has rows; `headline` has the calls of the report's first step."""
-    times = {"wall_ms": "of a whole call, metrics on the host", "device_ms": "on the GPU", "call_ms": "of a call alone"}
+    clocks = {
+        "wall_ms": "of a whole call, metrics on the host",
+        "device_ms": "on the GPU",
+        "call_ms": "of a call alone",
+    }
     found: Sequence[Table] = [
         promise_table(results, headline),
         compiled_table(results),
         *(
             everybody_table(results, f"Milliseconds {words}: median (10 % - 90 %)", partial(_spread, what=what))
-            for what, words in times.items()
+            for what, words in clocks.items()
         ),
         everybody_table(results, "Peak extra memory, MiB", lambda row: mebibytes(row["temporaries"])),
         case_table(results),
