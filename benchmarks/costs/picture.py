@@ -10,9 +10,9 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from benchmarks.costs.steps import RESULTS
-from benchmarks.costs.tables import ONE_PASS, TWO_CALLS
+from benchmarks.costs.tables import ONE_PASS, TWO_CALLS, moved
 from benchmarks.machine import ROOT, write_text
-from benchmarks.tables import Found, number
+from benchmarks.tables import Found
 
 PICTURE = ROOT / "docs" / "step.svg"
 LAYOUT = "padded"
@@ -70,9 +70,8 @@ def box(x: float, y: float, width: float, height: float, kind: str) -> str:
 
 
 def title(row: Found) -> str:
-    moved = number((row["read"] + row["written"]) / row["tokens"])
     who = row["who"].removeprefix("rollout-corr, ") if row["instructions"] else f"{row['who']} {row['version']}"
-    return f"{who}: {row['launches']} launches, {moved} bytes a token"
+    return f"{who}: {row['launches']} launches, {moved(row)} bytes a token"
 
 
 def roll(row: Found, left: float, top: float) -> Iterator[str]:

@@ -47,13 +47,18 @@ def table_of(results: Found, what: str) -> Table:
                 row["layout"],
                 sizes(one["launches"] for one in same),
                 sizes(one["waits"] for one in same),
-                number((row["read"] + row["written"]) / row["tokens"]),
+                moved(row),
                 "-" if row["temporaries"] is None else number(row["temporaries"] / row["tokens"]),
                 over_ours(results["host"], row["who"], what),
             ]
         )
     head = ["who", "layout", "launches", "waits", "bytes moved a token", "temporaries a token", "host"]
     return Table(HEADS[what], head, lines, 2)
+
+
+def moved(row: Found) -> str:
+    """Bytes that a call reads and writes for each valid token."""
+    return number((row["read"] + row["written"]) / row["tokens"])
 
 
 def over_ours(host: Found, who: str, what: str) -> str:
@@ -84,8 +89,8 @@ def amounts(results: Found, row: Found) -> dict[str, float]:
     """
     host = results["host"].get(row["who"], {}).get(row["what"], math.inf)
     temporaries = math.inf if row["temporaries"] is None else row["temporaries"] / row["tokens"]
-    moved = (row["read"] + row["written"]) / row["tokens"]
-    return dict(zip(AMOUNTS, [row["launches"], row["waits"], moved, temporaries, host], strict=True))
+    per_token = (row["read"] + row["written"]) / row["tokens"]
+    return dict(zip(AMOUNTS, [row["launches"], row["waits"], per_token, temporaries, host], strict=True))
 
 
 def sizes(counts: Iterable[int]) -> str:
@@ -103,8 +108,7 @@ def headline(results: Found) -> list[list[str]]:
     for what in ("correction", "loss"):
         for who in (OURS, "verl", "TRL", SHORT[what]):
             row = rows[who, what]
-            moved = number((row["read"] + row["written"]) / row["tokens"])
-            found.append([HEADS[what], who, f"{row['launches']}", f"{row['waits']}", moved])
+            found.append([HEADS[what], who, f"{row['launches']}", f"{row['waits']}", moved(row)])
     return found
 
 
@@ -152,6 +156,5 @@ def steps_in_short(results: Found) -> list[list[str]]:
     lines = [["a whole step, counted without a GPU", "launches", "waits", "bytes a token"], [":--", *["--:"] * 3]]
     for who in (ONE_PASS, TWO_CALLS, f"{BY_HAND}, six metrics", "TRL", "verl"):
         row = rows[who]
-        moved = number((row["read"] + row["written"]) / row["tokens"])
-        lines.append([who, f"{row['launches']}", f"{row['waits']}", moved])
+        lines.append([who, f"{row['launches']}", f"{row['waits']}", moved(row)])
     return lines
