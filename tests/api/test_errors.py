@@ -8,7 +8,6 @@ import re
 
 import pytest
 import torch
-from torch.testing._internal.two_tensor import TwoTensor
 
 import rollout_corr as rc
 from builders.calls import bundled, bundled_loss, example
@@ -145,7 +144,6 @@ TYPES = [
     (lambda: padded(spec=ENTROPY, external={"entropy": None}), T, "external['entropy']: expected a tensor, got NoneT"),
     (lambda: padded(spec=None), T, "spec: expected a Spec, got NoneType"),
     (lambda: padded(validate=torch.ones(2)), T, "validate: expected True or False, got Tensor"),
-    (lambda: padded(TwoTensor(X, X)), T, "rollout_logp: expected a plain tensor, got a TwoTensor, a subclass that co"),
     (lambda: torch.vmap(lambda x: rc.correct(x, X).keep)(torch.stack([X, X])), T, "inside torch.func.vmap; call corr"),
     (lambda: padded().statistics.merge(3), T, "other: expected Statistics, got int"),
     (lambda: rc.Statistics.sum([padded()]), T, "parts[0]: expected Statistics, got Correction; pass its .statistics"),

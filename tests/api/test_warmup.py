@@ -34,63 +34,48 @@ def driver(monkeypatch):
         yield driver
 
 
-def step(tokens=5000, sequences=7, scale=None):
+def step(tokens=5000, sequences=7, spec=SPEC, loss=LOSS, **of_batch):
     """One step of a loop, on packed tensors that begin anywhere new ones do."""
     rollout = -torch.rand(tokens)
     train, offsets = rollout + 0.1, torch.linspace(0, tokens, sequences + 1).to(torch.int32)
-    mask = torch.ones(tokens, dtype=torch.bool)
-    batch = rc.Batch(mask=mask, cu_seqlens=offsets, scale=scale)
-    found = rc.correct(train, rollout, batch, spec=SPEC, backend="triton")
-    new = train.clone().requires_grad_()
-    out = rc.policy_loss(new, torch.ones(tokens), batch, LOSS, old_logp=train, correction=found, backend="triton")
-    out.value.backward()
+    batch = rc.Batch(mask=torch.ones(tokens, dtype=torch.bool), cu_seqlens=offsets, **of_batch)
+    found = None if spec is None else rc.correct(train, rollout, batch, spec=spec, backend="triton")
+    if loss is not None:
+        new, given = train.clone().requires_grad_(), {"old_logp": train, "correction": found}
+        rc.policy_loss(new, torch.ones(tokens), batch, loss, **given, backend="triton").value.backward()
 
 
-def test_a_loop_with_scale_is_warm(driver):
-    rc.warmup(*example(scale=torch.ones(8)), spec=SPEC, loss=LOSS, aligned=True, mean_lengths=(512.0, 1000.0))
+SEQUENCES = torch.linspace(0, 5000, 8).to(torch.int32)
+
+
+@pytest.mark.parametrize(
+    ("like", "spec", "loss", "steps"),
+    [
+        ({"scale": torch.ones(8)}, SPEC, LOSS, [{"scale": torch.ones(5000)}, {"scale": torch.ones(7)}]),
+        # Labels have no kernels of their own.
+        (
+            {}, SPEC, None,
+            [{"labels": {"e": rc.Labels(x, 64)}} for x in (torch.arange(7)[:, None], torch.zeros(5000).long())],
+        ),
+        (
+            {"turns": torch.tensor([0, 2, 4, 8])},
+            rc.Spec(rc.Weight.geometric(lower=0.8, upper=1.25, over="turn")), rc.Loss(rc.GSPO(0.1, 0.1, over="turn")),
+            [{"turns": SEQUENCES}, {"turns": SEQUENCES.long()}],
+        ),
+        # An entropy is given where a bonus reads it.
+        (
+            {"entropy": torch.ones(8)}, None, rc.Loss(rc.KLCov(), entropy_bonus=rc.EntropyBonus(0.1)),
+            [{"entropy": torch.rand(5000)}],
+        ),
+    ],
+    ids=["scale", "labels", "turns", "a loss that looks"],
+)  # fmt: skip
+def test_a_loop_is_warm(driver, like, spec, loss, steps):
+    given = {name: x for name, x in {"spec": spec, "loss": loss}.items() if x is not None}
+    rc.warmup(*example(**like), **given, aligned=True, mean_lengths=(512.0, 1000.0))
     compiled = len(driver.compiled)
-    step(scale=torch.ones(5000))
-    step(scale=torch.ones(7))
-    assert len(driver.compiled) == compiled
-
-
-def test_a_loop_with_labels_is_warm(driver):
-    """Labels have no kernels of their own."""
-    given = {"aligned": True, "mean_lengths": (512.0, 1000.0)}
-    train, offsets = -torch.rand(5120), torch.arange(0, 5121, 640).int()
-    rc.warmup(*example(), spec=SPEC, **given)
-    compiled = len(driver.compiled)
-    for labels in (rc.Labels(torch.arange(8)[:, None], 64), rc.Labels(torch.zeros(5120, dtype=torch.int64), 2)):
-        batch = rc.Batch(mask=torch.ones(5120, dtype=torch.bool), cu_seqlens=offsets, labels={"e": labels})
-        rc.correct(train, train - 0.1, batch, spec=SPEC, backend="triton")
-    assert 0 < compiled == len(driver.compiled)
-
-
-def test_a_loop_with_turns_is_warm(driver):
-    spec = rc.Spec(rc.Weight.geometric(lower=0.8, upper=1.25, over="turn"))
-    loss = rc.Loss(rc.GSPO(0.1, 0.1, over="turn"))
-    like = example(turns=torch.tensor([0, 2, 4, 8]))
-    rc.warmup(*like, spec=spec, loss=loss, aligned=True, mean_lengths=(512.0, 1000.0))
-    compiled, train = len(driver.compiled), -torch.rand(5000)
-    given = {"mask": torch.ones(5000, dtype=torch.bool), "cu_seqlens": torch.tensor([0, 2500, 5000]).int()}
-    for dtype in (torch.int32, torch.int64):
-        batch = rc.Batch(**given, turns=torch.linspace(0, 5000, 9).to(dtype))
-        found = rc.correct(train, train - 0.1, batch, spec=spec, backend="triton")
-        new = train.clone().requires_grad_()
-        others = {"old_logp": train, "correction": found, "backend": "triton"}
-        rc.policy_loss(new, torch.ones(5000), batch, loss, **others).value.backward()
-    assert 0 < compiled == len(driver.compiled)
-
-
-def test_a_loop_whose_loss_looks_is_warm(driver):
-    """An entropy is given where a bonus reads it."""
-    loss = rc.Loss(rc.KLCov(), entropy_bonus=rc.EntropyBonus(0.1))
-    rc.warmup(*example(entropy=torch.ones(8)), loss=loss, aligned=True, mean_lengths=(512.0, 1000.0))
-    compiled, train = len(driver.compiled), -torch.rand(5000)
-    given = {"mask": torch.ones(5000, dtype=torch.bool), "cu_seqlens": torch.arange(0, 5001, 625).int()}
-    batch, new = rc.Batch(**given, entropy=torch.rand(5000)), train.clone().requires_grad_()
-    others = {"old_logp": train, "rollout_logp": train, "backend": "triton"}
-    rc.policy_loss(new, torch.ones(5000), batch, loss, **others).value.backward()
+    for more in steps:
+        step(spec=spec, loss=loss, **more)
     assert 0 < compiled == len(driver.compiled)
 
 
