@@ -88,12 +88,6 @@ def test_starts(lengths, device):
     fit_and_check(random_sequences(len(lengths), (3, 2, *lengths)), SEQUENCES, "packed", device, WIDE)
 
 
-def test_many_sequences(device):
-    """More than one step of the search for a slot's owner looks at; most of them empty, in one tile or in many."""
-    spec, lengths = rc.Spec(W.token(upper=1.2), (over("abs", "mean"),)), (1,) * 20 + (0,) * 120 + (9,) + (0,) * 20
-    fit_and_check(random_sequences(0, lengths, advantages=None, external=False), spec, "packed_gaps", device)
-
-
 def test_dtypes_of_offsets(device):
     """From the CPU, and as the kernels get them on a device. What lies before and behind them counts as outside."""
     sequences = batch(1)

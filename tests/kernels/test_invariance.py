@@ -31,7 +31,7 @@ def corrected(call, device, shapes, fence=math.nan, filling=0xFF):
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_order_neighbors_layout_and_tiles_do_not_matter(seed, device):
-    drawn = invariance.correction(seed, (None,), ("token", "sequence", "sequence"))
+    drawn = invariance.correction(seed, (None,), ("token", "turn", "sequence"))
     (whole, _), order = corrected(drawn.call(), device, WIDE), drawn.order()
     more = invariance.random_tokens(random.Random(seed))
     before = len(more.lengths)
@@ -48,7 +48,7 @@ def test_order_neighbors_layout_and_tiles_do_not_matter(seed, device):
 @pytest.mark.parametrize("seed", SEEDS)
 def test_what_lies_around_and_behind_the_mask_does_not_matter(seed, device):
     """A repeated call gives the same bits, also with other garbage at invalid tokens, around tensors, in memory."""
-    drawn = invariance.correction(1000 + seed, (None, "batch"), ("token", "sequence", "sequence"))
+    drawn = invariance.correction(1000 + seed, (None, "batch"), ("token", "turn", "sequence"))
     layout, other = drawn.layout, behind_garbage(drawn.tokens, random.Random(seed))
     # The seed of garbage draws where holes are, too.
     apart = int(layout.kind != "holes")

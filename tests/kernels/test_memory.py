@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import bisect
 import math
-from dataclasses import replace
 
 import pytest
 import torch
@@ -30,7 +29,6 @@ from builders.kernel_cases import (
     fitted,
     over,
     same_bits,
-    same_but_for_order,
     shaped,
     tokens,
     unchecked,
@@ -42,33 +40,6 @@ from rollout_corr.kernels.tiles import Extents, owner_before
 pytestmark = INTERPRETED
 
 W = rc.Weight
-
-
-def slices(x):
-    """Yield copies with other strides: rows apart, columns apart, transposed, every third row."""
-    width = x.shape[1]
-    yield torch.nn.functional.pad(x, (3, 2))[:, 3 : 3 + width]
-    yield x.repeat_interleave(2, 1)[:, ::2]
-    yield x.t().contiguous().t()
-    yield x.repeat_interleave(3, 0)[::3]
-
-
-def test_padded_strides(device):
-    """Each tensor its own strides; bits as without any. How wide accesses are has a say in how large tiles are."""
-    sequences = batch(4)
-    spec = fitted(TOKENS, sequences)
-    laid = lay_out(sequences, "padded_holes", torch.float32)
-    with shaped(FEW):
-        wanted = laid.to(device).correct(spec, backend="triton")
-        assert_like_reference(wanted, laid.correct(spec))
-        for i in range(2):
-            names = ("train", "rollout", "mask", "advantages")
-            sliced = {name: list(slices(getattr(laid, name)))[(i + j) % 4] for j, name in enumerate(names)}
-            external = {name: list(slices(x))[i] for name, x in laid.external.items()}
-            placed = between_fences(replace(laid, **sliced, external=external), device)
-            with watched():
-                out = placed.correct(spec, backend="triton")
-            assert same_but_for_order(out, wanted)
 
 
 @triton.jit
@@ -91,26 +62,6 @@ def test_the_search_for_owners(device):
         steps = search_steps(sequences, ways)
         owners_kernel[(tokens,)](offsets.to(device), owners, sequences, tokens, steps, ways)
         assert owners.tolist() == [bisect.bisect_left(offsets.tolist(), token) for token in range(tokens)]
-
-
-def test_packed_strides(device):
-    """Two tokens apart, a slice without its first tokens, a row of such."""
-    sequences = batch(6)
-    spec = fitted(SEQUENCES, sequences)
-    laid = lay_out(sequences, "packed_gaps", torch.float32)
-    given = {name: getattr(laid, name) for name in ("train", "rollout", "mask")}
-    with shaped(FEW):
-        wanted = laid.to(device).correct(spec, backend="triton")
-        for change in (
-            lambda x: x.repeat_interleave(2)[::2],
-            lambda x: torch.nn.functional.pad(x, (3, 0))[3:] if x.dtype == torch.bool else x,
-            lambda x: torch.nn.functional.pad(x[None], (1, 0))[:, 1:],
-        ):
-            placed = between_fences(replace(laid, **{name: change(x) for name, x in given.items()}), device)
-            with watched():
-                out = placed.correct(spec, backend="triton")
-            assert out.weights.shape == placed.train.shape
-            assert same_but_for_order(out, wanted)
 
 
 @pytest.mark.parametrize("packed", [True, False])

@@ -12,7 +12,6 @@ import pytest
 import torch
 
 import rollout_corr as rc
-from builders.batches import GARBAGE
 from builders.kernel_cases import (
     FEW,
     INTERPRETED,
@@ -120,23 +119,6 @@ def test_squares_and_penalties_saturate(kind, device):
 OF_SEQUENCES = LOSS_VARIANTS["gspo"]
 
 
-@pytest.mark.parametrize("lengths", [(0, 0, 0), (16, 16), (15, 1), (70, 1, 2), (17, 0, 31)])
-def test_edges_of_tiles(lengths, device):
-    for variant in (PLAIN, OF_SEQUENCES):
-        for packed, shapes in ((True, NARROW), (variant is PLAIN, REAL)):
-            with shaped(shapes):
-                given = tensors_of(replace(variant, packed=packed), 1, lengths)
-                compare_with_reference(given, variant.objective, device, f"{variant.name} {lengths} {packed}")
-
-
-def test_many_sequences(device):
-    """As many as several programs over sequences have, and more than two steps of the search for an owner look at."""
-    lengths = [(7 * i) % 5 for i in range(150)]
-    for variant in (PLAIN, OF_SEQUENCES):
-        with shaped(REAL):
-            compare_with_reference(tensors_of(variant, 3, lengths), variant.objective, device, variant.name)
-
-
 @pytest.mark.parametrize("shape", [(0,), (3, 0), (0, 5), (1, 1)])
 def test_sizes_of_zero(shape, device):
     empty = torch.zeros(shape, device=device)
@@ -178,24 +160,6 @@ def test_a_gradient_does_not_hang_on_what_is_packed_around_it(name, device):
         with shaped(shapes):
             found = kernels.run(on(alone, device), wanted)
         assert torch.equal(bits(found.gradient), bits(together.gradient[start:end])), (name, s)
-
-
-@pytest.mark.parametrize("name", ["ppo_packed", "gmpo"])
-def test_garbage_behind_the_masks(name, device):
-    """Nothing of it reaches a value, a statistic or a gradient, which is 0 there."""
-    variant = LOSS_VARIANTS[name]
-    made = tensors_of(variant, 5)
-    found = []
-    for garbage in GARBAGE:
-        given = replace(made, **{f: getattr(made, f).clone() for f in ("new", "base", "weights")})
-        for name in ("new", "base", "weights"):
-            getattr(given, name)[given.mask == 0] = garbage
-        with shaped(FEW):
-            found.append(kernels.run(on(given, device), variant.objective))
-        assert not found[-1].gradient.cpu()[given.mask == 0].any()
-    for other in found[1:]:
-        for a, b in zip(*(filter(torch.is_tensor, x) for x in (found[0], other)), strict=True):
-            assert torch.equal(bits(a), bits(b))
 
 
 @pytest.mark.parametrize("nonfinite", ["neutral", "propagate"])

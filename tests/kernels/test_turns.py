@@ -70,25 +70,6 @@ def test_one_turn_a_sequence_gives_the_bits_of_the_sequence(number, device):
     assert one.keep_turns.tolist() == other.keep.tolist()
 
 
-def test_no_bit_depends_on_tiles_or_neighbors(device):
-    """Another order of the sequences, another start, other tiles: the same weights, mask and verdicts of each turn."""
-    number, order = 1, [2, 4, 0, 3, 1]
-    spec = specs_over("turn")[number]
-    batch = spoil(random_sequences(number, (5, 1, 30, 0, 18), advantages="token"), number)
-    turns, found = random_turns(batch, number), []
-    for places, layout, shapes in ((range(5), "packed", NARROW), (order, "packed_gaps", WIDE)):
-        lengths = [turns[i] for i in places]
-        laid = lay_out([batch[i] for i in places], layout, torch.float32)
-        out = by_kernels(laid, spec, device, shapes, turns=offsets_of(laid, lengths))
-        keep = iter(out.keep_turns.tolist())
-        of_sequences = {}
-        for i, where, row in zip(places, laid.places, lengths, strict=True):
-            tokens = [bits(x.cpu().reshape(-1)[where]).tolist() for x in (out.weights, out.mask)]
-            of_sequences[i] = *tokens, [next(keep) for _ in row]
-        found.append(of_sequences)
-    assert found[0] == found[1]
-
-
 def test_turns_are_measured_beside_whatever_else_a_spec_does(device):
     """Weights of tokens, a framework's metrics, the full detail: with turns the same, and their metrics more."""
     batch = random_sequences(3, (5, 1, 7, 0, 4, 12))

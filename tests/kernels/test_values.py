@@ -18,10 +18,7 @@ from builders.kernel_cases import (
     BOTH,
     FEW,
     INTERPRETED,
-    MORE,
     REAL,
-    SEQUENCES,
-    TOKENS,
     assert_like_reference,
     batch,
     check,
@@ -38,24 +35,6 @@ from rollout_corr.specs.choices import REDUCTIONS, WHEN
 pytestmark = INTERPRETED
 
 W = rc.Weight
-
-
-@pytest.mark.parametrize(
-    ("nonfinite", "spec"),
-    [("reject", TOKENS), ("neutral", SEQUENCES), ("propagate", TOKENS), ("propagate", SEQUENCES)],
-    ids=lambda x: x if isinstance(x, str) else "",
-)
-def test_broken_log_probs(nonfinite, spec, device):
-    """In front of the mask: NaN, infinities, inf - inf, a sentinel. Behind it they stand in every batch."""
-    sequences = batch(8, MORE, invalid=0.2)
-    broken = [(math.nan, -1.0), (-math.inf, -1.0), (-math.inf, -math.inf), (-1.0, math.nan), (-9999.0, -1.0)]
-    broken += [(-math.inf, -1.0), (-1.0, -math.inf)]
-    places = ((1, 0), (7, 0), (6, 15), (6, 16), (9, 20), (9, 21), (9, 22))
-    for (s, t), (train, rollout) in zip(places, broken, strict=True):
-        q, sign = sequences[s], -1.0 if train < rollout else 1.0
-        q.train[t], q.rollout[t], q.mask[t], q.advantages[t], q.external["entropy"][t] = train, rollout, 1, sign, 0.25
-    spec = replace(spec, nonfinite=nonfinite, sums_over="kept" if spec is TOKENS else "valid")
-    fit_and_check(sequences, spec, ("packed_gaps", "padded_left")[spec.rejected == "both"], device)
 
 
 @pytest.mark.parametrize(
