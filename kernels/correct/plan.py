@@ -131,9 +131,10 @@ class Plan(Tables):
         many = self.full or columns > MOST_COLUMNS or (self.packed and self.advantages is not None)
         if many:
             return 168
-        # Of two criteria over tokens 128 spill 20 bytes on sm_100, 4 on sm_90 and sm_80; 136 none. Of rows with verl's
-        # or xtuner's k3 128 spill 28 bytes in loops, 32 on sm_80; 136 spill 4.
-        heavy = columns > MOST_COLUMNS_OF_WEIGHTS if self.packed else "d_beyond" in self.floats
+        # Of two criteria over tokens 128 spill 20 bytes on sm_100, 4 on sm_90 and sm_80; 136 none. Of rows with a k3
+        # beyond the clamp 128 spill 28 bytes in loops, 32 on sm_80, with advantages 20; 136 spill 4, and none.
+        of_rows = "d_beyond" in self.floats or self.advantages is not None
+        heavy = columns > MOST_COLUMNS_OF_WEIGHTS if self.packed else of_rows
         return 136 if self.weighs == "token" and heavy else 128
 
     @property

@@ -126,11 +126,11 @@ def test_tokens_of_a_thread(variant, nvidia, amd):
 
 
 def test_advantages_of_packed_batches_ask_for_more_registers():
-    """With 128 a thread of `read` spills 80 bytes there; of padded rows, as the variant has, it spills none."""
+    """With 128 a thread of `read` spills 80 bytes there, and up to 20 of padded rows, as the variant has."""
     plan = VARIANTS["open_instruct.vaco"].launches()[0].arguments["PLAN"]
     packed = dataclasses.replace(plan, packed=True)
     plans = (plan, packed, dataclasses.replace(packed, advantages=None))
-    assert [one.registers for one in plans] == [128, 168, 128]
+    assert [one.registers for one in plans] == [136, 168, 128]
 
 
 def test_two_criteria_of_tokens_a_kept_mass_and_further_policies_ask_for_more_registers():
