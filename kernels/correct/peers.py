@@ -1,7 +1,9 @@
 """Statistics that the peers' naming schemes add to the native ones, by the formulas of frameworks/*/metrics.py.
 
-Only this file knows peers by name. A statistic is in the plan if its scheme was asked for;
-`record`, `add` and `put_extrema` leave out what is not. What a criterion is to a scheme is its `role`.
+Plain torch would launch 18 to 46 operations on [S] a call for skyrl's, 33 to 79 for verl's and 99 for xtuner's, counted
+behind the sums of slots; here they are columns of launches that run anyway. Only this file knows peers by name. A
+statistic is in the plan if its scheme was asked for; `record`, `add` and `put_extrema` leave out what is not. What a
+criterion is to a scheme is its `role`.
 """
 
 from __future__ import annotations
