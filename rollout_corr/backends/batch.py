@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeGuard
+from typing import TYPE_CHECKING, NamedTuple, TypeGuard
 
 import torch
 from torch import Tensor
@@ -21,7 +21,7 @@ from ..definition.tokens import KeptMass
 from ..metrics.labels import Labeled
 from ..specs.correction import Spec
 from ..specs.criterion import AGE
-from ..specs.operands import CorrectOperands, compute_dtype
+from ..specs.operands import CorrectOperands, LossOperands, compute_dtype
 from .layouts import Layout, LogProbs, dtype_of, name_of, shape_of
 
 if TYPE_CHECKING:
@@ -64,26 +64,6 @@ class SequenceGroups(NamedTuple):
         from ..definition.normalize import placed
 
         return placed(self.numbers, self.total)
-
-
-class Laid(Protocol):
-    """Where the tokens of a batch lie, [N] with offsets or [B, T] without; records and a `Reader` say it."""
-
-    @property
-    def first(self) -> Tensor:
-        """The tensor whose shape and device the others have."""
-
-    @property
-    def mask(self) -> Tensor | None:
-        """Non-zero at valid tokens; None: every token is."""
-
-    @property
-    def offsets(self) -> Tensor | None:
-        """[S + 1]; None: every row is a sequence."""
-
-    @property
-    def count(self) -> int:
-        """S."""
 
 
 def as_it_is(x: Tensor) -> LogProbs:
@@ -302,6 +282,10 @@ class Reader:
         if self.layout.plain and x.shape in (self.first.shape, self.shape):
             return False
         return tuple(x.shape) in ((self.count,), (self.count, 1))
+
+
+# Where the tokens of a batch lie: `first`, whose shape and device all have, `mask`, `offsets` and `count`.
+Laid = CorrectOperands | LossOperands | Reader
 
 
 def external_names(spec: Spec) -> list[str]:

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from ..definition.bounds import OPEN, WeightBounds, bounds_in_numbers, with_found
-from ..definition.correction import Advantages
-from ..definition.findings import Findings, Operands, evaluate
+from ..definition.correction import Advantages, Operands
+from ..definition.findings import Findings, evaluate
 from ..definition.sequences import Packed
 from ..definition.tokens import KeptMass, policies
 from ..definition.weights import kept_tokens
@@ -39,40 +39,30 @@ INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8)
 
 
 @dataclass(eq=False, repr=False)
-class Compaction:
-    """The valid tokens of a block of whole sequences, in order."""
-
-    index: Tensor | None  # [total] int64, where they are in the block; None when all are valid
-    total: int
-
-    def take(self, x: Tensor) -> Tensor:
-        """The valid tokens of a block, [total]; a view when all are valid."""
-        flat = x if x.dim() == 1 else x.reshape(-1)
-        return flat if self.index is None else flat.index_select(0, self.index)
-
-    def put(self, out: Tensor, values: Tensor) -> None:
-        """Write [total] values to where their tokens are in a contiguous block, and 0 elsewhere in it."""
-        if self.index is None:
-            out.view(-1).copy_(values)
-        else:
-            out.view(-1).zero_().scatter_(0, self.index, values)
-
-
-@dataclass(eq=False, repr=False)
 class Block:
     """Consecutive whole sequences of a batch, and their valid tokens."""
 
     batch: OpenBatch | LossOperands
     slots: slice  # of a packed batch its tokens, of a padded one its rows
     rows: slice  # its sequences
-    compaction: Compaction
+    index: Tensor | None  # [total] int64, where its valid tokens are in it; None when all are valid
     sequences: Packed
     n_valid: Tensor  # [S] int64
     turns: BlockOfTurns | None
 
     def take(self, x: Tensor) -> Tensor:
-        """The valid tokens of a tensor of the batch's shape, [total]."""
-        return self.compaction.take(self.part(x))
+        """The valid tokens of a tensor of the batch's shape, [total]; a view when all are valid."""
+        part = self.part(x)
+        flat = part if part.dim() == 1 else part.reshape(-1)
+        return flat if self.index is None else flat.index_select(0, self.index)
+
+    def put(self, out: Tensor, values: Tensor) -> None:
+        """Write [total] values to its valid tokens in a contiguous tensor of the batch's shape, and 0 at its others."""
+        flat = self.part(out).view(-1)
+        if self.index is None:
+            flat.copy_(values)
+        else:
+            flat.zero_().scatter_(0, self.index, values)
 
     def part(self, x: Tensor) -> Tensor:
         """The slots of a tensor of the batch's shape; the tensor itself where the block is the batch."""
@@ -142,15 +132,15 @@ def blocks_of(batch: OpenBatch | LossOperands, size: int) -> Iterator[Block]:
 
             turns = block_of_turns(batch, batch.turns, slots, starts, valid, total)
         valid = None  # Not for as long as the block takes.
-        yield Block(batch, slots, rows, Compaction(index, total), whole, n_valid, turns)
+        yield Block(batch, slots, rows, index, whole, n_valid, turns)
 
 
-def slots_of(batch: OpenBatch, spec: Spec) -> int:
+def slots_of(batch: OpenBatch, spec: Spec, outside: tuple[int, int]) -> int:
     """The slots of a block for a Spec."""
-    return slots_with_outputs(batch, batch.weights_out is None) if spec.weight is not None else 2 * BLOCK
+    return slots_with_outputs(batch, outside, batch.weights_out is None) if spec.weight is not None else 2 * BLOCK
 
 
-def slots_with_outputs(laid: Laid, adopts: bool = True) -> int:
+def slots_with_outputs(laid: Laid, outside: tuple[int, int], adopts: bool = True) -> int:
     """The slots of a block where weights or gradients are written.
 
     A batch up to an eighth larger stays one block whose results are those of the batch, if these may be `adopts`: a
@@ -158,13 +148,13 @@ def slots_with_outputs(laid: Laid, adopts: bool = True) -> int:
     """
     size = laid.first.numel()
     larger = BLOCK < size <= BLOCK + BLOCK // 8 and adopts
-    return size if larger and is_one_block(laid, size) else BLOCK
+    return size if larger and is_one_block(laid, size, outside) else BLOCK
 
 
-def is_one_block(laid: Laid, size: int) -> bool:
+def is_one_block(laid: Laid, size: int, outside: tuple[int, int]) -> bool:
     """True if a packed batch, all of its tokens valid, is one block, whose results are those of the batch."""
-    packed = laid.mask is None and laid.offsets is not None and 0 < laid.first.numel() <= size
-    return packed and slots_outside(laid) == (0, 0)
+    packed = laid.mask is None and laid.offsets is not None
+    return packed and outside == (0, 0) and 0 < laid.first.numel() <= size
 
 
 # --- outputs ---
@@ -195,8 +185,9 @@ def tokens_outside(laid: Laid, outside: tuple[int, int]) -> int:
 def run_blocks(batch: OpenBatch, spec: Spec) -> CorrectResult:
     """Correct block by block, with compaction. CPU tensors only: how many tokens are valid decides the shapes."""
     assert batch.bounds is not None or not spec.asks_batch, "a block is not the batch"
-    adopts = is_one_block(batch, slots_of(batch, spec)) and batch.weights_out is None
-    weights, mask, outside = None, None, slots_outside(batch)
+    outside, weights, mask = slots_outside(batch), None, None
+    size = slots_of(batch, spec, outside)
+    adopts = is_one_block(batch, size, outside) and batch.weights_out is None
     if spec.returns_weights and not adopts:
         weights = new_output(batch, outside, batch.dtype, batch.weights_out)
     if spec.edits_mask:
@@ -204,7 +195,7 @@ def run_blocks(batch: OpenBatch, spec: Spec) -> CorrectResult:
         mask = new_output(batch, outside, kind, batch.mask_out)
     collector, keep = Collector(spec, True, batch.labels), []
     keep_turns = None if batch.turns is None else torch.ones(batch.turns.shape[0] - 1, dtype=torch.bool, device="cpu")
-    for block in blocks_of(batch, slots_of(batch, spec)):
+    for block in blocks_of(batch, size):
         found = _run_block(block, batch, spec, collector, weights, mask)
         keep.append(found.decision.keep)
         if keep_turns is not None and block.turns is not None and found.facts.turns is not None:
@@ -219,7 +210,6 @@ def _run_block(
     block: Block, batch: OpenBatch, spec: Spec, collector: Collector, weights: Tensor | None, mask: Tensor | None
 ) -> Findings:
     """Correct one block: add its statistics, write its weights and mask."""
-    compaction = block.compaction
     operands, known = operands_of(block, batch, spec)
     found = evaluate(operands)
     collector.take(found, block.take, known)
@@ -227,10 +217,9 @@ def _run_block(
     found.weighing = None
     found.tokens.derived.clear()
     if weights is not None and found.weights is not None:
-        compaction.put(block.part(weights), found.weights)
+        block.put(weights, found.weights)
     if mask is not None:
-        given = None if batch.mask is None else block.part(batch.mask)
-        _put_mask(block.part(mask), given, batch.offsets is None, compaction, found)
+        _put_mask(mask, block, found)
     return found
 
 
@@ -269,8 +258,10 @@ def bounds_of(spec: Spec, batch: OpenBatch) -> WeightBounds:
     return with_found(weight, *batch.bounds.of_weight(weight, batch.train, None))
 
 
-def _put_mask(out: Tensor, given: Tensor | None, padded: bool, compaction: Compaction, found: Findings) -> None:
+def _put_mask(mask: Tensor, block: Block, found: Findings) -> None:
     """Write the mask given, with 0 at rejected tokens."""
+    all_given, padded, out = block.batch.mask, block.batch.offsets is None, block.part(mask)
+    given = None if all_given is None else block.part(all_given)
     by_sequence = found.decision.dropped is None and found.decision.keep_turns is None
     if given is not None and padded and by_sequence and given.dtype in INTEGERS:
         # One pass, in a third of the time of a copy that is then filled: -1 has all bits, 0 none.
@@ -285,7 +276,6 @@ def _put_mask(out: Tensor, given: Tensor | None, padded: bool, compaction: Compa
         out.index_fill_(0, lost, 0)
         return
     kept = kept_tokens(found.tokens, found.decision)
-    if given is None:
-        compaction.put(out, kept)
-        return
-    compaction.put(out, torch.where(kept, compaction.take(given), 0).to(out.dtype))
+    if all_given is not None:
+        kept = torch.where(kept, block.take(all_given), 0).to(out.dtype)
+    block.put(mask, kept)

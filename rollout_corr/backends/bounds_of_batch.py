@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..definition.bounds_of_batch import SIGN, Sorted
-from ..definition.findings import decided
+from ..definition.correction import decide
 from ..definition.weights import ratios_of
 from ..specs.bounds_of_batch import Place
 from ..specs.correction import Spec, places_of
@@ -35,9 +35,9 @@ def find_bounds(batch: OpenBatch, spec: Spec, ranks: Ranks) -> KnownBounds:
 
     found = Sorted(0 if groups is None else groups.total, None if ranks.batch is None else gather)
     operands = whole.operands_of(batch, spec, *whole.sequences_of(batch))
-    made, weight = decided(operands._replace(bounds=found)), spec.weight
+    decision, weight = decide(operands._replace(bounds=found)), spec.weight
     if weight is not None and weight.rules:
-        ratios = ratios_of(weight, made.tokens, made.decision, spec)
+        ratios = ratios_of(weight, operands.tokens, decision, spec)
         found.of_weight(weight, ratios.log, ratios.among)
     return KnownBounds(found.bounds)
 

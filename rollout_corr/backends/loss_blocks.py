@@ -39,10 +39,11 @@ Run = tuple[Tensor, Tensor | None, Mapping[str, Number], Mapping[str, Number]]
 
 def run_blocks(task: LossTask) -> LossResult:
     """Run block by block, with compaction. CPU tensors only."""
-    size = blocks.slots_with_outputs(task)
-    adopts, gradient = blocks.is_one_block(task, size), None
+    outside = slots_outside(task)
+    size = blocks.slots_with_outputs(task, outside)
+    adopts, gradient = blocks.is_one_block(task, size, outside), None
     if task.differentiable and not adopts:
-        gradient = blocks.new_output(task, slots_outside(task), task.dtype)
+        gradient = blocks.new_output(task, outside, task.dtype)
     totals, sums, maxima = [], [], []
     for block in blocks.blocks_of(task, size):
         operands = _operands_of(block, task)
@@ -50,7 +51,7 @@ def run_blocks(task: LossTask) -> LossResult:
             operands.decided = task.decided._replace(tokens=tuple(map(block.take, task.decided.tokens)))
         total, slope, more_sums, more_maxima = _of_block(operands, task)
         if gradient is not None and slope is not None:
-            block.compaction.put(block.part(gradient), slope)
+            block.put(gradient, slope)
         gradient = slope if adopts else gradient
         totals.append(total)
         sums.append(more_sums)

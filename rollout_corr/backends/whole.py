@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from ..definition.bounds import OPEN
-from ..definition.correction import Advantages
-from ..definition.findings import Operands, evaluate
+from ..definition.correction import Advantages, Operands
+from ..definition.findings import evaluate
 from ..definition.sequences import Packed, Rows, Sequences
 from ..definition.tokens import Policies, policies, read_tokens
 from ..definition.weights import kept_tokens

@@ -250,14 +250,17 @@ class Decision:
         self.outcomes.append(outcome)
 
 
-class Asked(NamedTuple):
-    """The Spec, and what its criteria read besides tokens."""
+class Operands(NamedTuple):
+    """Some whole sequences to correct, the Spec, and what it reads besides log-probs."""
 
+    tokens: Tokens  # read under the Spec
+    n_valid: Tensor  # [S] int64, the valid tokens of each sequence
     spec: Spec
     advantages: Advantages | None  # for criteria with `when`
     external: Mapping[str, Tensor]  # for criteria with stat="external", by name
-    bounds: BoundsOfBatch | None  # gives the bounds that the batch decides
-    groups: Tensor | None  # [S] int64, the group of each sequence, where groups decide
+    others: Mapping[str, Tokens]  # under other pairs of policies, by `Criterion.of`
+    bounds: BoundsOfBatch | None = None  # gives the bounds that the batch decides, where the Spec has such
+    groups: Tensor | None = None  # [S] int64, the group of each sequence, where groups decide bounds
 
     def beyond(self, criterion: Criterion, tokens: Tokens, value: Tensor, chosen: Tensor | None) -> Tensor:
         """Bool: values beyond the bounds that the batch, or the group of each, decides by those that are chosen."""
@@ -270,29 +273,11 @@ class Asked(NamedTuple):
         return beyond(value, self.bounds.of(criterion, value, chosen, groups))
 
 
-def decide(
-    tokens: Tokens,
-    n_measured: Tensor,
-    spec: Spec,
-    advantages: Advantages | None,
-    external: Mapping[str, Tensor],
-    others: Mapping[str, Tokens] | None = None,
-    bounds: BoundsOfBatch | None = None,
-    groups: Tensor | None = None,
-) -> Decision:
-    """Run every criterion, token criteria first, because with sums_over="kept" the others run over survivors.
-
-    Args:
-        tokens: train and rollout.
-        n_measured: [S] int64, how many of them are measured.
-        spec: The Spec.
-        advantages: For criteria with `when`.
-        external: For criteria with stat="external".
-        others: The tokens under other pairs of policies, by `Criterion.of`.
-        bounds: Gives the bounds that the batch decides, where the Spec has such.
-        groups: [S] int64, the group of each sequence, where groups decide bounds.
-    """
-    others, asked = others or {}, Asked(spec, advantages, external, bounds, groups)
+def decide(given: Operands) -> Decision:
+    """Run every criterion, those of tokens first, because with sums_over="kept" the others run over survivors."""
+    tokens, spec, others, n_measured = given.tokens, given.spec, given.others, given.n_valid
+    if tokens.nonfinite is not None and spec.nonfinite == "reject":
+        n_measured = given.n_valid - tokens.nonfinite
     every = [tokens, *others.values()]
     keep = torch.ones(tokens.sequences.count, dtype=torch.bool, device=tokens.d.device)
     decision = Decision(keep, None, tokens.measured, None, n_measured, n_measured)
@@ -302,7 +287,7 @@ def decide(
     for criterion in spec.criteria:
         if criterion.over == "token":
             pair = others.get(criterion.of, tokens)
-            decision.add(decide_tokens(criterion, pair, pair.measured, asked))
+            decision.add(decide_tokens(criterion, pair, pair.measured, given))
     standing = dropped = None
     if spec.sums_over == "kept" and decision.outcomes:
         standing, dropped = decision.keep, decision.dropped
@@ -317,10 +302,10 @@ def decide(
             if pair is not tokens:
                 among, n = survivors(pair, dropped, standing, criterion.over)
             if criterion.over == "prefix":
-                decision.add(decide_tokens(criterion, pair, among, asked, decision.standing))
+                decision.add(decide_tokens(criterion, pair, among, given, decision.standing))
                 continue
             assert n is not None
-            decision.add(decide_units(criterion, pair, among, n, asked))
+            decision.add(decide_units(criterion, pair, among, n, given))
     if spec.rejects_nonfinite:
         for pair in every:
             if pair.nonfinite is not None:
@@ -347,13 +332,13 @@ def survivors(
 
 
 def decide_tokens(
-    criterion: Criterion, tokens: Tokens, among: Tensor | None, asked: Asked, standing: Tensor | None = None
+    criterion: Criterion, tokens: Tokens, among: Tensor | None, given: Operands, standing: Tensor | None = None
 ) -> Outcome:
     """Test every token of `among` that `when` selects.
 
     A token is tested alone or, where `standing`, together with the tokens of `among` before it.
     """
-    spec, advantages, external = asked.spec, asked.advantages, asked.external
+    spec, advantages, external = given.spec, given.advantages, given.external
     value = tested = statistic(criterion, tokens, external)
     on, growth = threshold_of(criterion).on, None
     if on != "value":
@@ -374,7 +359,7 @@ def decide_tokens(
     if criterion.when != "any" and advantages is not None:
         selected = selected_tokens(criterion.when, tokens, advantages.token)
         chosen = selected if among is None else among & selected
-    fails = asked.beyond(criterion, tokens, value, chosen) if criterion.rules else None
+    fails = given.beyond(criterion, tokens, value, chosen) if criterion.rules else None
     if fails is None or criterion.low is not None or criterion.high is not None:
         failed = ~passes(criterion, tested, spec.clamp, growth)
         fails = failed if fails is None else fails | failed
@@ -389,9 +374,9 @@ def decide_tokens(
     return Outcome(criterion, value, among, fails, None)
 
 
-def decide_units(criterion: Criterion, tokens: Tokens, among: Tensor | None, n: Tensor, asked: Asked) -> Outcome:
+def decide_units(criterion: Criterion, tokens: Tokens, among: Tensor | None, n: Tensor, given: Operands) -> Outcome:
     """Test every turn or sequence that has a token to sum over (`n` of `among`) and that `when` selects."""
-    spec, advantages, external = asked.spec, asked.advantages, asked.external
+    spec, advantages, external = given.spec, given.advantages, given.external
     units = tokens.units(criterion.over)
     value = tested = value_of(criterion, tokens, among, n, external)
     on = threshold_of(criterion).on
@@ -409,13 +394,13 @@ def decide_units(criterion: Criterion, tokens: Tokens, among: Tensor | None, n: 
             selected = selected_tokens(criterion.when, tokens, advantages.token)
         if criterion.rules:
             holds = chosen & (units.sum_integers(selected) > 0)
-            failed = failed | asked.beyond(criterion, tokens, value, holds)
+            failed = failed | given.beyond(criterion, tokens, value, holds)
         failed = failed & chosen
         return Outcome(criterion, value, some, units.spread(failed) & selected, None, failed, selected)
     if criterion.when != "any" and advantages is not None:
         chosen = chosen & selected_units(criterion.when, criterion.over, tokens, advantages)
     if criterion.rules:
-        failed = failed | asked.beyond(criterion, tokens, value, chosen)
+        failed = failed | given.beyond(criterion, tokens, value, chosen)
     failed = failed & chosen
     if criterion.over == "turn" and tokens.turns is not None:
         if criterion.drop == "unit":

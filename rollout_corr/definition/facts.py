@@ -74,9 +74,10 @@ class SequenceFacts:
 
 
 def sequence_facts(
-    tokens: Tokens, n_valid: Tensor, n_measured: Tensor, decision: Decision, weighing: Weighing | None, spec: Spec
+    tokens: Tokens, n_valid: Tensor, decision: Decision, weighing: Weighing | None, spec: Spec
 ) -> SequenceFacts:
     """Gather the facts of each sequence, and take the sums over sequences that no outcome needed."""
+    n_measured = decision.n_measured
     train, rollout = tokens.sums_of_log_probs
     of_turns = None
     if tokens.turns is not None:

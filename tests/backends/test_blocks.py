@@ -11,7 +11,7 @@ import torch
 import rollout_corr as rc
 from builders.batches import run_as
 from rollout_corr.backends import blocks, cpu_sums
-from rollout_corr.backends.batch import OpenBatch
+from rollout_corr.backends.batch import OpenBatch, slots_outside
 from rollout_corr.backends.cpu_sums import SMALL
 from rollout_corr.backends.read import Given, read_batch
 
@@ -87,7 +87,7 @@ def test_a_batch_a_little_larger_than_a_block_is_one_where_that_is_its_result(mo
         batch = read_batch(Given(x, x, rc.Batch(cu_seqlens=offsets), of))
         for name, value in more.items():
             setattr(batch, name, value)
-        return len(list(blocks.blocks_of(batch, blocks.slots_of(batch, of))))
+        return len(list(blocks.blocks_of(batch, blocks.slots_of(batch, of, slots_outside(batch)))))
 
     assert [cut(size) for size in (64, 72, 73)] == [1, 1, 2]
     assert cut(72, outside=1) == cut(72, mask=torch.ones(72)) == cut(72, weights_out=torch.zeros(72)) == 2

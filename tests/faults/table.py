@@ -113,7 +113,7 @@ FAULTS = [
     ),
     *_in("rollout_corr/backends/blocks.py", "backends/test_blocks.py",
          ("larger = BLOCK < size <= BLOCK + BLOCK // 8", "larger = BLOCK < size <= BLOCK"),
-         ("torch.where(kept, compaction.take(given), 0)", "torch.where(kept, 1, 0)",
+         ("torch.where(kept, block.take(all_given), 0)", "torch.where(kept, 1, 0)",
           "definition/test_random_calls.py::test_corrections"),
     ),
     *_in("rollout_corr/backends/bounds_of_batch.py", "backends/test_bounds_of_batch.py",
