@@ -30,7 +30,7 @@ from ..backends.read import (
     turns_there,
     wanted_by,
 )
-from ..specs.caches import cached
+from ..specs.caches import cached, unless_compiled
 from ..specs.checked import by_path
 from ..specs.correction import Spec
 from ..specs.loss import Loss
@@ -134,18 +134,10 @@ def read_ready(read: Reader, given: Given) -> ReadyWeights:
 # --- all of it ---
 
 
-def objective_of(loss: Loss, replaces_ratio: bool, nonfinite: str) -> Objective:
-    """Make an objective, or find the one of an earlier call."""
-    make = _objective if torch.compiler.is_compiling() else _known_objective
-    return make(loss, replaces_ratio, nonfinite)
-
-
+# Typed, because 1 and True are equal.
+@cached(maxsize=256, typed=True)
 def _objective(loss: Loss, replaces_ratio: bool, nonfinite: str) -> Objective:
     return Objective(loss.surrogate, loss.kl, loss.regularizer, loss.mean, replaces_ratio, nonfinite)
-
-
-# Typed, because 1 and True are equal.
-_known_objective = cached(maxsize=256, typed=True)(_objective)
 
 
 class LossRequest(NamedTuple):
@@ -235,7 +227,9 @@ def read_request(given: Given) -> LossRequest:
         total, scales, log_mass, of_base, double, turns_there(read, turns, of) if of_turns else None,
         differentiable=torch.is_grad_enabled() and read.first.requires_grad,
         leaf=read.first,
-        objective=objective_of(loss, replaces_ratio, ready.nonfinite if spec is None else spec.nonfinite),
+        objective=unless_compiled(_objective)(
+            loss, replaces_ratio, ready.nonfinite if spec is None else spec.nonfinite
+        ),
         restore=read.layout.give_back, given_mask=of.mask, group=of.ranks.sequence, groups=groups,
     )  # fmt: skip
     corrects = run = None
@@ -248,7 +242,7 @@ def read_request(given: Given) -> LossRequest:
         corrects = opened(read, given, run, train, rollout, advantages, per_sequence, turns, mass, numerator)
     logps = {"new_logp": read.first, "old_logp": old, "rollout_logp": rollout, "ref_logp": ref}
     logps |= {} if mass is None else {"kept_mass": mass.log_mass}
-    runner = chosen(runs_on, beyond, on_cpu, torch.compiler.is_compiling(), split).name
+    runner = unless_compiled(chosen)(runs_on, beyond, on_cpu, torch.compiler.is_compiling(), split).name
     return LossRequest(given, task, spec, corrects, run, logps, entropy, ids, mode, use, ready.joined, runs_on, runner)
 
 
@@ -279,14 +273,13 @@ def _spec_inside(spec: Spec, old: Tensor | None, backend: str, multiply: bool) -
     for criterion in spec.criteria:
         if criterion.of == "new/old" and old is None:
             raise ValueError(f"old_logp: expected log-probs for criterion {criterion.label!r} of new/old, got None")
-    # A compiler cannot follow the cache.
-    derive = _spec_to_run if torch.compiler.is_compiling() else _known_spec_to_run
-    run = derive(spec, old is not None, multiply)
+    run = unless_compiled(_spec_to_run)(spec, old is not None, multiply)
     if backend == "triton" and (reason := operators.beyond_kernels(run)) is not None:
         raise ValueError(f"backend: expected 'auto' or 'torch', got 'triton': {reason}")
     return run
 
 
+@cached(maxsize=256)
 def _spec_to_run(spec: Spec, has_old: bool, multiply: bool) -> Spec:
     """Derive the Spec of the correction inside the loss.
 
@@ -299,9 +292,6 @@ def _spec_to_run(spec: Spec, has_old: bool, multiply: bool) -> Spec:
     ]
     rejected = "both" if spec.rejected == "zero" and not multiply else spec.rejected
     return replace(spec, criteria=tuple(criteria), rejected=rejected)
-
-
-_known_spec_to_run = cached(maxsize=256)(_spec_to_run)
 
 
 def _check_weights(surrogate: Surrogate, ready: ReadyWeights, use: Use, replaces_ratio: bool) -> None:

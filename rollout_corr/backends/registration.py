@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
 import torch
 from torch import Tensor
 
+from ..specs.caches import unless_compiled
 from ..specs.operands import CorrectOperands, LossOperands
 
 if TYPE_CHECKING:
@@ -50,9 +51,9 @@ def seen_by_others(tensors: Iterable[Tensor | None]) -> bool:
 
 def encoded_once(value: Checked) -> tuple[str, list[float]]:
     """A Spec or an Objective as the operands of an operator; a compiler cannot follow the cache."""
-    from ..specs.encode import encode, encode_once
+    from ..specs.encode import encode_once
 
-    return encode(value) if torch.compiler.is_compiling() else encode_once(value)
+    return unless_compiled(encode_once)(value)
 
 
 def beside_tokens(given: Operands) -> Operands:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from ..specs.caches import unless_compiled
 from ..specs.checked import by_path
 from ..specs.choices import REPORTS, MetricNames
 from ..specs.correction import Spec
@@ -48,7 +49,7 @@ class Statistics:
 
     @property
     def _count(self) -> int:
-        return len(schema.layout(self.spec, self.objective, self.extra)[0])
+        return len(unless_compiled(schema.layout)(self.spec, self.objective, self.extra)[0])
 
     @property
     def sums(self) -> Tensor:
@@ -66,7 +67,7 @@ class Statistics:
 
         With `Spec.apply` False every valid token trains. A token with a weight of 0 still counts as one that trains.
         """
-        names = schema.layout(self.spec, self.objective, self.extra)[0]
+        names = unless_compiled(schema.layout)(self.spec, self.objective, self.extra)[0]
         corrected = "tokens" if self.spec is not None and not self.spec.apply else "tokens_kept"
         counts = [self.vector[names.index(name)] for name in (corrected, "loss_tokens") if name in names]
         return torch.stack(counts).amin() == 0

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
+import torch
+
 if TYPE_CHECKING:
     from functools import _lru_cache_wrapper
 
@@ -32,6 +34,11 @@ def cached(maxsize: int | None, typed: bool = False) -> Callable[[Callable[..., 
         return wrapped
 
     return decorate
+
+
+def unless_compiled(function: _lru_cache_wrapper[R]) -> Callable[..., R]:
+    """A cached function, without its cache while a compiler follows the call: torch warns of each cache it finds."""
+    return function.__wrapped__ if torch.compiler.is_compiling() else function
 
 
 def registered(cache: C) -> C:
