@@ -193,19 +193,6 @@ def arguments_of(objective):
     return {name: getattr(objective, name) for name in names}
 
 
-def check(sequences, objective, layout="packed", *, given=None, way="blocks", whole=False, dtype=torch.float64):
-    """Value, gradient and metrics against the oracle; `whole` takes the way that other devices go."""
-    laid = LaidLoss(sequences, layout, dtype)
-    options = arguments_of(objective) | ({} if given is None else {"total": given})
-    if "ref" in laid.names and objective.kl is None:
-        del laid.arguments["ref_logp"]
-        sequences = [replace(q, ref=None) for q in sequences]
-    with run_as("whole" if whole else way):
-        out = laid(**options)
-    compare(out, laid, sequences, objective, f"{way} {layout} {objective} {given}", given=given, dtype=dtype)
-    return out
-
-
 def compare(out, laid, sequences, objective, case, *, given=None, dtype=torch.float64):
     """Value, gradient and metrics against the oracle; the gradient is 0 at every token that has no part in the loss."""
     within = margin(torch.promote_types(dtype, torch.float32))
