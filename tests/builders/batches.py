@@ -17,7 +17,7 @@ from builders.rounding import FORMULA, margin
 from frozen.generator import GARBAGE, VERSION_GARBAGE, LaidOut, Layout, Tokens
 from oracles import correction as oracle
 from oracles import metrics as oracle_metrics
-from rollout_corr.backends import blocks
+from rollout_corr.backends import blocks, cpu_sums
 from rollout_corr.backends.run import CORRECTIONS
 from rollout_corr.backends.whole import run_whole
 
@@ -327,10 +327,13 @@ def compare_all(laid, out, expected, spec, mask_dtype, dtype, case, valid=None, 
 
 @contextlib.contextmanager
 def run_as(way):
-    """Correct in "blocks", in "small blocks" of few tokens, or as the "whole" batch at once."""
-    run = run_whole if way == "whole" else blocks.run_blocks
-    block = SMALL if way == "small blocks" else blocks.BLOCK
-    with mock.patch.object(blocks, "BLOCK", block), mock.patch.dict(CORRECTIONS, blocks=run):
+    """Correct in "blocks", in "small blocks" with the sums of large ones, or as the "whole" batch at once."""
+    run, small = run_whole if way == "whole" else blocks.run_blocks, way == "small blocks"
+    with (
+        mock.patch.object(blocks, "BLOCK", SMALL if small else blocks.BLOCK),
+        mock.patch.object(cpu_sums, "SMALL", 0 if small else cpu_sums.SMALL),
+        mock.patch.dict(CORRECTIONS, blocks=run),
+    ):
         yield
 
 

@@ -1,4 +1,4 @@
-"""Self-normalized weights: means of 1, means near 0, calls without sequences, the loss, and errors.
+"""Self-normalized weights: means of 1, means near 0, calls without sequences, and errors.
 
 test_random_calls.py holds them against loops, test_invariance.py to the bit.
 """
@@ -13,10 +13,8 @@ import torch
 
 import rollout_corr as rc
 from builders.batches import lay_out, random_sequences, run_as
-from builders.calls import bundled_loss
 from builders.rounding import assert_near, margin, near
 from builders.weights import weight_of
-from rollout_corr.specs.choices import REJECTED
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -95,23 +93,7 @@ def test_a_dry_run_and_a_call_without_sequences():
         assert out.weights.shape == shape and all(map(math.isfinite, out.metrics().values()))
 
 
-# --- the loss, and compiled functions ---
-
-
-@pytest.mark.parametrize("rejected", REJECTED)
-def test_the_loss_has_the_weights_of_the_correction(rejected):
-    spec = rc.Spec(rc.Weight.product(upper=2.0, normalize="group"), CRITERIA, rejected)
-    laid = lay_out(random_sequences(9, advantages="sequence", external=False), "padded_left")
-    groups = {"group_index": torch.tensor([3, 3, 0, 0, 3, 0])}
-    found = laid.correct(spec, **groups)
-    new = laid.train.clone().requires_grad_()
-    tensors = {"old_logp": laid.train, "mask": laid.mask}
-    fused = rc.policy_loss(
-        new, laid.advantages, **bundled_loss(rollout_logp=laid.rollout, spec=spec, **tensors, **groups)
-    )
-    apart = rc.policy_loss(new, laid.advantages, correction=found, **tensors)
-    assert torch.equal(fused.weights, found.weights) and fused.value.item() == apart.value.item()
-    assert fused.metrics()["sequence_weight_divisor_max"] == found.metrics()["sequence_weight_divisor_max"]
+# --- compiled functions ---
 
 
 @pytest.mark.slow  # the compiler takes seconds

@@ -530,7 +530,10 @@ def random_criterion(rng: random.Random, units: Sequence[str], rules: bool, of_l
     lower: Any = -upper * rng.random() if stat in SIGNED else upper * rng.choice((0.01, 0.3, 0.7))
     if stat == "age":
         lower, upper = rng.choice((-2.0, 0.5, 1.0)), rng.choice((1.0, 3.0, 3.5))
-    sides = rng.choice(("upper", "upper", "both", "lower"))
+    sides, clamp = rng.choice(("upper", "upper", "both", "lower")), rng.choice((None, None, 0.5))
+    if stat in ("abs", "k1") and clamp is not None and rng.random() < 0.5:
+        # A bound at which clamped tokens lie to the bit.
+        lower, upper = (clamp, clamp) if stat == "abs" else (-clamp, clamp)
     if rules and over != "prefix" and rng.random() < 0.35:
         lower, upper = _rules(rng, rng.choice(("batch", "group")), rc.MeanBelow(middle, "batch"))
     reduces = None if over == "token" else rng.choice(("sum", "mean", "mean", "max", "min"))
@@ -545,7 +548,7 @@ def random_criterion(rng: random.Random, units: Sequence[str], rules: bool, of_l
         drop=rng.choice(("unit", "unit", "sequence", "token", *(("rest", "rest") if over == "prefix" else ()))),
         of=rng.choice(policies) if stat not in ("age", "entropy", "external") else "train/rollout",
         name=rng.choice(("surprise", "entropy")) if stat == "external" else None,
-        token_clamp=rng.choice((None, None, 0.5)),
+        token_clamp=clamp,
         eps=rng.choice((1e-8, 0.1)),
         growth=rng.choice((None, "sqrt")) if over == "prefix" else None,
         within=rng.choice(("sequence", "turn")) if over == "prefix" and "turn" in units else "sequence",

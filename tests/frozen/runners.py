@@ -32,11 +32,14 @@ def one_thread() -> Iterator[None]:
 
 @contextlib.contextmanager
 def in_blocks(key: str) -> Iterator[None]:
-    """On the CPU backend; small batches every other time in blocks of 16 slots."""
-    from rollout_corr.backends import blocks
+    """On the CPU backend; small batches every other time in blocks of 16 slots, or with the sums of large blocks."""
+    from rollout_corr.backends import blocks, cpu_sums
 
-    small = number_of(key, 1) % 2 and not key.startswith("size/")
-    with mock.patch.object(blocks, "BLOCK", 16 if small else blocks.BLOCK):
+    small, summed = (number_of(key, which) % 2 and not key.startswith("size/") for which in (1, 2))
+    with (
+        mock.patch.object(blocks, "BLOCK", 16 if small else blocks.BLOCK),
+        mock.patch.object(cpu_sums, "SMALL", 0 if summed else cpu_sums.SMALL),
+    ):
         yield
 
 
