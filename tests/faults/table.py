@@ -257,7 +257,7 @@ FAULTS = [
          ("tl.where(tl.abs(d) > clamp, 1.0, 0.0)", "tl.where(d > clamp, 1.0, 0.0)",
           "kernels/test_values.py::test_statistics_of_tokens_beyond_the_clamp"),
     ),
-    *_in("kernels/correct/apply.py", "kernels/test_random_calls.py::test_corrections",
+    *_in("kernels/correct/apply.py", "kernels/test_correct.py::test_mask_of_none",
          ("    m_lost = b_states < 0\n", "    m_lost = b_states <= 0\n"),
     ),
     *_in("kernels/policy_loss/formulas.py", "kernels/test_random_calls.py::test_losses",
