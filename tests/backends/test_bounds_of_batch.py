@@ -107,6 +107,14 @@ def test_groups_of_neighbors_stay_on_their_rank():
     assert group.rounds == 0
 
 
+@pytest.mark.parametrize("normalize", ["sequence", "batch"])
+def test_groups_that_a_weight_does_not_divide_by_change_nothing(normalize):
+    x, spec = torch.tensor([[0.1, 0.9], [0.5, -0.3], [0.2, 0.0]]), rc.Spec(rc.Weight.token(normalize=normalize))
+    batch = rc.Batch(groups=rc.Groups(index=torch.tensor([0, 0, 1]), count=3))
+    weights = [rc.correct(x, torch.zeros(3, 2), of, spec=spec).weights for of in (None, batch)]
+    assert torch.equal(*weights)
+
+
 def test_the_loss_of_what_is_kept():
     """Inside `policy_loss`, also for a criterion of the new policy; bounds have no gradient."""
     old, rollout, noise, advantages = torch.randn(4, 3, 8, generator=torch.Generator().manual_seed(1)).double()

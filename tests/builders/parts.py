@@ -130,7 +130,7 @@ class Together:
             ids = torch.tensor(part.of_sequences["labels"]).long()
             of_sequences = rc.Labels(ids[:, None] if layout.packed else ids, LABELS)
             batch["labels"] = {"kind": rc.Labels(column("labels", torch.int64), LABELS), "task": of_sequences}
-        if rng.random() < 0.3:
+        if rng.random() < 0.8:
             # Which the call may not need.
             index = torch.tensor(part.of_sequences["groups"]).long()
             batch.setdefault("groups", rc.Groups(index=index, count=GROUPS))
