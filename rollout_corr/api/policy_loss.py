@@ -395,7 +395,10 @@ def _penalty_apart(request: LossRequest, task: LossTask, kl: KL, mean: Mean) -> 
     )
     # A product, so that an advantage that is not finite leaves its token out here too.
     advantages, divisor = task.advantages * 0.0, _count(request, wanted, None)
-    return replace(task, objective=wanted, advantages=advantages, divisor=divisor, decided=None)
+    # Turns and chosen tokens are the surrogate's: where there are turns, the kernels take each for a sequence.
+    return replace(
+        task, objective=wanted, advantages=advantages, divisor=divisor, turns=None, decided=None, chosen=None
+    )
 
 
 def _decided_by_batch(request: LossRequest, task: LossTask) -> Decided:

@@ -100,6 +100,19 @@ def test_a_bound_of_a_kl_bounds_it_below_0_too(device):
         check(only(BATCHES[0], *DECOUPLED, "ref"), objective("ppo", kl=term), "packed", device)
 
 
+@pytest.mark.parametrize("over", ["original", "rows"])
+def test_a_kl_with_a_mean_over_sequences_counts_no_turns(over, device):
+    new = torch.tensor([-0.1, -0.4, -0.2, -0.9, -0.3, -0.7], device=device)
+    ref, advantages = new - torch.tensor([0.3, 0.0, 0.1, 0.5, 0.2, 0.4], device=device), torch.ones_like(new)
+    loss = rc.Loss(rc.GSPO(over="turn"), kl=rc.KL("k3", 0.5, mean=rc.Mean("sequence", over)))
+    batch = rc.Batch(cu_seqlens=torch.tensor([0, 4, 6]), turns=torch.tensor([0, 1, 4, 6]))
+    values = [
+        rc.policy_loss(new, advantages, batch, loss, ref_logp=ref, backend=backend).value.item()
+        for backend in ("triton", "torch")
+    ]
+    assert values[0] == pytest.approx(values[1], rel=1e-6)
+
+
 @pytest.mark.parametrize("kind", ["k1", "k2", "k3", "abs"])
 def test_squares_and_penalties_saturate(kind, device):
     """Differences of thousands: squares and KL terms run within +-1024, and pull no further beyond."""
