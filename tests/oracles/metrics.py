@@ -6,7 +6,7 @@ import math
 import struct
 from dataclasses import replace
 
-from oracles.correction import measured
+from oracles.correction import measured, rejects_nonfinite
 from oracles.numbers import D_RANGE, STAT_RANGE, add, clamp, exp, k3, probability, saturate
 
 PERCENTILES = 1, 5, 10, 25, 50, 75, 90, 95, 99, 99.9, 99.99
@@ -69,7 +69,7 @@ def metrics(answer, spec):
     if spec.detail == "full":
         found |= of_probabilities(spec, tokens)
     if spec.weight is not None and spec.weight.normalize in ("sequence", "group"):
-        found |= of_divisors(answer)
+        found |= of_divisors(answer, spec)
     if spec.reads_entropy:
         found |= of_entropy(answer, found["kl_rollout_train_k3"])
     if spec.reads_versions:
@@ -203,9 +203,10 @@ def of_weights(answer, spec):
     return found
 
 
-def of_divisors(answer):
-    """The means by which weights of sequences were divided."""
-    some = [x for x, units in zip(answer.divided, answer.units, strict=True) if x is not None and units]
+def of_divisors(answer, spec):
+    """The means by which weights of sequences were divided, but of those that a token which is not finite rejects."""
+    rows = zip(answer.divided, answer.units, answer.tokens, strict=True)
+    some = [x for x, units, row in rows if x is not None and units and not rejects_nonfinite(spec, [row])]
     divisors = [x for x in some if not x <= 1e-8]
     return extremes("sequence_weight_divisor", divisors) | {"sequences_undivided": len(some) - len(divisors)}
 
