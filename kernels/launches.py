@@ -314,7 +314,7 @@ def only_compiles() -> bool:
 
 
 @contextmanager
-def compiled_beside(threads: int) -> Iterator[Sequence[Future[Any]]]:
+def compiled_meanwhile(threads: int) -> Iterator[Sequence[Future[Any]]]:
     """Compile, in so many threads, what this thread launches inside, and launch nothing; give all compilations.
 
     Nine tenths of compiling are MLIR, LLVM and a process of ptxas, which hold no lock of Python. Triton's dispatch

@@ -153,7 +153,7 @@ def start_of(plan: Tables, place: int) -> float:
     """Choose the value from which an accumulator starts."""
     if not is_extremum(plan, place):
         return 0
-    # Of keys that of -inf. The smallest integer is the key of a NaN, and a program may skip every step.
+    # Of keys it is the key of -inf. The smallest integer is the key of a NaN, and a program may skip every step.
     return float("-inf") if kind_of(plan, place).is_floating() else -0x7F800001
 
 

@@ -22,7 +22,7 @@ from benchmarks.cases.contender import EAGER, OURS
 from benchmarks.cases.contenders import contenders, ours
 from benchmarks.cases.operations import BOTH, METRICS, TOKEN, bytes_per_slot
 from benchmarks.gpu.device import IN_A_ROW, MOST_IN_A_ROW, Gpu
-from rollout_corr.kernels.launches import Launch, compiled_beside
+from rollout_corr.kernels.launches import Launch, compiled_meanwhile
 
 HEADLINE = [
     (name, operation) for name in ("32k in 256", "1M", "16M", "16M in 100,000") for operation in (METRICS, TOKEN, BOTH)
@@ -57,7 +57,7 @@ def run(where: Gpu, options: argparse.Namespace) -> int:
     save()
     save(copy_gb_s=round(where.copy_bytes / median(where.copy) / 1e9, 1))
     cases = {name: CASES[name].tiny() if options.tiny else CASES[name] for name, _ in HEADLINE}
-    with compiled_beside(len(os.sched_getaffinity(0))):
+    with compiled_meanwhile(len(os.sched_getaffinity(0))):
         for name, operation in calls:
             ours(make(cases[name], "cuda"), operation)[0]()
     batch = make(cases["32k in 256"], "cuda")

@@ -149,7 +149,7 @@ def policy(token: Token, numbers: tl.tuple, PLAN: tl.constexpr) -> Term:
         beta, saturated = number(numbers, PLAN, "beta").to(x.dtype), limited(x, -LARGEST_D, LARGEST_D, PLAN)
         square, pull, flows = saturated * saturated, saturated, tl.abs(x) <= LARGEST_D
         if PLAN.sequence_value == "total":
-            # The gradient is that of the whole sum's square, to which this token adds its share.
+            # The gradient of the whole sum's square, to which this token adds its share.
             pull, flows = limited(token.level, -LARGEST_D, LARGEST_D, PLAN), tl.abs(token.level) <= LARGEST_D
             square = pull * saturated
         value = -(advantage * new - 0.5 * beta * square)

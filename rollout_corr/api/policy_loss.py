@@ -252,8 +252,8 @@ def _run(request: LossRequest) -> PolicyLoss:
         value, found = _reduced(request, task)
     else:
         value, found = _reduced(request, replace(task, objective=replace(of_call, kl=None)))
-        penalty, beside = _reduced(request, _penalty_apart(request, task, kl, kl.mean))
-        vector = loss_metrics.with_kl_of(found.statistics, beside.statistics, of_call)
+        penalty, apart = _reduced(request, _penalty_apart(request, task, kl, kl.mean))
+        vector = loss_metrics.with_kl_of(found.statistics, apart.statistics, of_call)
         value, found = value + penalty, found._replace(statistics=vector)
     statistics = Statistics(None, found.statistics, of_call)
     if request.entropy is not None:

@@ -199,9 +199,9 @@ def _compile(
     batches: Sequence[tuple[int, int]], batch: Callable[[int, int], None], threads: int, progress: bool | None
 ) -> None:
     """Compile what batches launch, side by side, before they are run."""
-    from ..kernels.launches import compiled_beside
+    from ..kernels.launches import compiled_meanwhile
 
-    with compiled_beside(threads) as compilations:
+    with compiled_meanwhile(threads) as compilations:
         for one in batches:
             batch(*one)
         if sys.stderr.isatty() if progress is None else progress:

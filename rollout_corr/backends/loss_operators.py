@@ -20,7 +20,7 @@ from ..specs.surrogate import Decided
 from ..specs.terms import Objective
 from . import loss_blocks
 from .loss_task import LossTask
-from .registration import OPERATORS, beside_tokens, define, encoded_once, filled, flat, seen_by_others
+from .registration import OPERATORS, define, encoded_once, filled, flat, offsets_near_tokens, seen_by_others
 
 if TYPE_CHECKING:
     from . import first_call
@@ -54,7 +54,7 @@ def run_fused(task: LossTask) -> LossResult:
     """Run the kernels on a batch: directly, or as the operator where something has to see that."""
     given, text = for_kernels(task), _encoded(task)
     if text is None:
-        found: LossResult = launcher().run(beside_tokens(given), task.objective, task.before)
+        found: LossResult = launcher().run(offsets_near_tokens(given), task.objective, task.before)
     else:
         value, gradient, inners, divisor, rest, statistics = OPERATORS.policy_loss(*flat(OPERANDS, given), *text)
         found = LossResult(value, gradient, inners, divisor, rest, statistics, by_kernels=True)
@@ -167,7 +167,7 @@ def results_of(
 
 
 def _kernels(operands: LossOperands, objective: Objective) -> tuple[Tensor, ...]:
-    return filled(operands.new, *kernels().run(beside_tokens(operands), objective)[:6])
+    return filled(operands.new, *kernels().run(offsets_near_tokens(operands), objective)[:6])
 
 
 def _shapes(operands: LossOperands, objective: Objective) -> tuple[Tensor, ...]:

@@ -22,7 +22,7 @@ from ..specs.correction import Spec
 from ..specs.operands import CorrectOperands, CorrectResult, compute_dtype
 from . import blocks, whole
 from .batch import OpenBatch, read_offsets
-from .registration import OPERATORS, beside_tokens, define, encoded_once, filled, flat, seen_by_others
+from .registration import OPERATORS, define, encoded_once, filled, flat, offsets_near_tokens, seen_by_others
 
 if TYPE_CHECKING:
     from . import first_call
@@ -119,7 +119,7 @@ def _run_fused(batch: OpenBatch, spec: Spec) -> CorrectResult:
             vector if batch.train.device.type == "cpu" else whole.diagnosed(vector, batch, spec),
             None if batch.turns is None else keep_turns,
         )
-    given = beside_tokens(for_kernels(batch, spec))
+    given = offsets_near_tokens(for_kernels(batch, spec))
     made: CorrectResult = launcher().run(given, spec, (batch.weights_out, batch.mask_out))
     made.statistics = whole.diagnosed(made.statistics, batch, spec)
     return made
@@ -210,7 +210,7 @@ def writes_mask(spec: Spec, given: CorrectOperands) -> bool:
 
 
 def _results_of_kernels(operands: CorrectOperands, spec: Spec) -> first_call.Outputs:
-    return results_of(kernels().run(beside_tokens(operands), spec), spec)
+    return results_of(kernels().run(offsets_near_tokens(operands), spec), spec)
 
 
 def _results_of_torch(operands: CorrectOperands, spec: Spec) -> first_call.Outputs:
@@ -250,7 +250,7 @@ def _size_of(name: str, values: Mapping[str, float]) -> float | None:
 
 
 def _kernels(operands: CorrectOperands, spec: Spec) -> tuple[Tensor, ...]:
-    return _filled(operands, kernels().run(beside_tokens(operands), spec))
+    return _filled(operands, kernels().run(offsets_near_tokens(operands), spec))
 
 
 def _reference(operands: CorrectOperands, spec: Spec) -> tuple[Tensor, ...]:

@@ -50,13 +50,13 @@ def seen_by_others(tensors: Iterable[Tensor | None]) -> bool:
 
 
 def encoded_once(value: Checked) -> tuple[str, list[float]]:
-    """A Spec or an Objective as the operands of an operator; a compiler cannot follow the cache."""
+    """A Spec or an Objective as the operands of an operator."""
     from ..specs.encode import encode_once
 
     return unless_compiled(encode_once)(value)
 
 
-def beside_tokens(given: Operands) -> Operands:
+def offsets_near_tokens(given: Operands) -> Operands:
     """A record with its offsets on the device of the tokens, for the kernels."""
     device = given.first.device
     offsets, turns = _for_kernels(given.offsets, device), _for_kernels(given.turns, device)

@@ -16,7 +16,7 @@ from ..specs.operands import CorrectResult
 from . import whole
 from .batch import OpenBatch
 from .operators import for_kernels
-from .registration import beside_tokens
+from .registration import offsets_near_tokens
 from .split import ExchangedTables
 
 
@@ -25,7 +25,7 @@ def start_kernels(batch: OpenBatch, spec: Spec, group: Any) -> tuple[Callable[[]
 
     Returns whether all sums are there, and what waits for them, decides and applies.
     """
-    given = beside_tokens(for_kernels(batch, spec))
+    given = offsets_near_tokens(for_kernels(batch, spec))
     # The first and last column of a packed batch count tokens outside every sequence, which stay on this rank. With
     # turns every batch is packed.
     packed = given.offsets is not None or given.turns is not None

@@ -21,7 +21,7 @@ from ..specs.terms import Objective
 from . import first_call, loss_operators, operators
 from .batch import OpenBatch
 from .loss_task import LossTask
-from .registration import beside_tokens, seen_by_others
+from .registration import offsets_near_tokens, seen_by_others
 
 
 @cached(maxsize=256)
@@ -99,7 +99,7 @@ def use_of(spec: Spec, use: WeightUse, rejected: str, trainer: str, engine: str,
 
 def run_step(task: LossTask, correction: OpenBatch, spec: Spec, use: WeightUse, rejected: str) -> LossResult:
     """Run both, in one pass over the tokens or in two where sequences are decided about first."""
-    given = beside_tokens(for_kernels(task, correction, spec, use, rejected))
+    given = offsets_near_tokens(for_kernels(task, correction, spec, use, rejected))
     found: LossResult = launcher().run(given, (spec, task.objective))
     return found
 

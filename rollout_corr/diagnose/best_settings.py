@@ -53,7 +53,7 @@ def verdict_of(tried: WhatIf, sequences: float | None = None) -> Verdict:
 
     Args:
         tried: The settings over the dump.
-        sequences: Number of sequences of a batch; None: that of the dump.
+        sequences: Number of sequences of a batch; None: as many as the dump has.
     """
     results, count = tried.results(), tried.sequences if sequences is None else sequences
     best, findings = best_settings(results, count), tried.findings()

@@ -147,7 +147,7 @@ def _independent(spread: Tensor, least: Tensor) -> list[int]:
 def norm_of(estimate: Tensor, replicates: Tensor) -> Bias:
     """Return the length of a vector that is known from an estimate, [k], and its replicates, [R, k].
 
-    The squared length of the estimate is that of the vector, plus the trace of the covariance V, plus noise of the
+    The squared length of the estimate is the vector's, plus the trace of the covariance V, plus noise of the
     variance 4 u'Vu x + 2 tr(V^2), where x is the squared length and u the direction. The interval holds every x that
     this does not exclude, as Wilson's of a share does.
     """

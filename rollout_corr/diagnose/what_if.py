@@ -90,7 +90,7 @@ def grid() -> list[Setting]:
     def rejecting(reduce: Reduce, lower: float, upper: float | None = None) -> Spec:
         return Spec(None, (Criterion("ratio", over="sequence", reduce=reduce, lower=lower, upper=upper),))
 
-    # The bias of a prefix's weight is that of the sequence's up to it, which is not measured here.
+    # A prefix's weight has the bias of the sequence up to it, which is not measured here.
     families: tuple[tuple[str, str, Callable[[float], Spec], tuple[float, ...]], ...] = (
         ("token weight, truncated", "token weight <= ", lambda x: Spec(Weight.token(upper=x)), UPPERS),
         ("product weight, truncated", "product weight <= ", lambda x: Spec(Weight.product(upper=x)), UPPERS),

@@ -1,6 +1,6 @@
 """Frameworks and papers whose configuration is not read: presets and recipes, a few rows each.
 
-CTPO lets a gradient through the ratio of token t alone: it is that of log p_t times the ratio of the prefix, and 0
+CTPO lets a gradient through the ratio of token t alone: the gradient of log p_t times the ratio of the prefix, and 0
 where the clip holds. So it is a weight and three criteria, which of them by the sign of the advantage; with `la` the
 band grows as sqrt(t).
 """
@@ -51,7 +51,7 @@ from .shared.settings import Given, maybe, refused, unchecked, word
 
 DUAL_CLIP = Named(clip, clip_ratio_low=0.2, clip_ratio_high=0.2, clip_ratio_c=maybe(3.0))
 
-# --- ART 0.5.18: its own loss, and that of `ppo=True` ---
+# --- ART 0.5.18: its own loss, and the loss of `ppo=True` ---
 
 
 def _art_ppo(epsilon: float, epsilon_high: float | None, level: Level) -> Surrogate:

@@ -134,7 +134,7 @@ def of_numbers(spec, sequences, groups):
 
 
 def together(answers, groups):
-    """The answer in which each sequence has that of its group."""
+    """The answer in which each sequence has its group's."""
 
     def chosen(of):
         """By name, what is of each sequence: a list of one length in every answer."""

@@ -21,7 +21,7 @@ from rollout_corr.kernels.grid import Shape
 
 pytestmark = INTERPRETED
 
-# Three sequences of four tokens, of which each of two ranks has two.
+# Three sequences of four tokens; each of two ranks has two tokens of each.
 TRAIN, ROLLOUT = torch.linspace(-2.0, -0.1, 12), torch.linspace(-1.5, -0.4, 12)
 
 

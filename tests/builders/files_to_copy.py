@@ -111,7 +111,7 @@ def weights_differ(mine: Tensor | None, theirs: Tensor | None) -> Iterator[str]:
 
 
 def loss_differs(file: Any, correct: Any, name: str, given: Given) -> Iterator[str]:
-    """What differs between the file of a recipe's loss, which takes what that of its correction gives, and the package.
+    """What differs between the package and the file of a recipe's loss, which takes what its correction's file gives.
 
     The value and its gradient, beyond 2e-5 of the largest, or the rounding of the dtype that the gradient is in.
     """
@@ -161,7 +161,7 @@ def corrects(spec: rc.Spec) -> Any:
 
 
 def differences(name: str, loss: bool, batches: int, first: int = 0) -> Iterator[str]:
-    """What differs on so many batches, from that of a seed on.
+    """What differs on so many batches, from a seed's on.
 
     Raises:
         CannotEject: No file says it.

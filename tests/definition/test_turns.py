@@ -35,7 +35,7 @@ def test_one_turn_a_sequence_gives_the_bits_of_the_sequence(dtype):
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_turns_of_one_token_decide_as_tokens_and_weigh_as_they_do(dtype):
-    """In float64 to a rounding. Of other log-probs D comes to a turn on its grid, 2^-28, and exp is that of float64."""
+    """In float64 to a rounding. Of other log-probs D comes to a turn on its grid, 2^-28, and exp is float64's."""
     for seed in range(4):
         batch = random_sequences(seed, (5, 1, 7, 0, 4, 30), invalid=0.0)
         laid = lay_out(batch, "packed", dtype)

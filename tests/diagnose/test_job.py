@@ -172,7 +172,7 @@ def find_refusal(folder):
     ],
 )
 def test_the_configuration_of_the_run(files, wanted, tmp_path):
-    """The one nearest to the top; that of a model is none."""
+    """The one nearest to the top; a model's is none."""
     for name in files:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text('{"model_type": "llama"}' if "checkpoint" in name else "{}")
@@ -196,7 +196,7 @@ def test_several_jobs_in_a_folder_are_doubted(tmp_path):
     for run in ("a", "b"):
         (tmp_path / run).mkdir()
         written.nemo(tmp_path / run, 4, samples(6))
-    assert Dump(tmp_path).about.endswith("step 4; step 4 lies in several folders: name that of one run")
+    assert Dump(tmp_path).about.endswith("step 4; step 4 lies in several folders: name one run's")
     shutil.copytree(record_dumps.FOLDER / "slime", tmp_path / "b", dirs_exist_ok=True)
     assert "; dumps of slime are not read (3.pt, ...): name their folder" in Dump(tmp_path / "b").about
 

@@ -189,7 +189,7 @@ def test_a_terminal_shows_how_far_it_is(tmp_path, capsys, monkeypatch):
 
 
 def test_the_terminal_begins_with_the_cause_and_its_axis(tmp_path, capsys):
-    """The evidence follows, and of the tables by an axis that of the cause is the first."""
+    """The evidence follows, and the cause's table is the first of the tables by an axis."""
     torch.save(planted_dumps.over_steps(0, lambda step: 0.02 + 0.01 * step, steps=40), tmp_path / "x.pt")
     assert main(["report", str(tmp_path / "x.pt"), "--no-page"]) == 0
     lines = capsys.readouterr().out.splitlines()

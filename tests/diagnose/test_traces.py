@@ -1,6 +1,6 @@
 """The traces of prime-rl since #3444 (2026-08-31), in chunks since #3465: both sides are joined.
 
-The layout is that of AnnotationWriter, FileMonitor and ChunkedJsonl at 65a185848, restated; the fold that
+The layout is what AnnotationWriter, FileMonitor and ChunkedJsonl write at 65a185848, restated; the fold that
 `fold_trace_updates` does there says which value belongs to which token.
 """
 
@@ -41,7 +41,7 @@ def write(run, chunked, turns=1):
     traces = run / "monitors" / "file" / "traces"
     (traces / "annotations").mkdir(parents=True)
     for i, sample in enumerate(record_dumps.samples()):
-        # A judge's trace lies next to that of the policy, and a branch that was not trained before its own.
+        # A judge's trace lies next to the policy's, and a branch that was not trained before its own.
         other = {"id": f"judge {i}", "nodes": []}
         aside = [{"parent": 0, "token_ids": [7, 7], "mask": [1, 1], "logprobs": [-9.0, -9.0]}]
         root, *rest = nodes_of(sample, turns)

@@ -1,4 +1,4 @@
-"""What-if: every preset is tried or left out for a reason, and the result of each setting is that of plain loops."""
+"""What-if: every preset is tried or left out for a reason, and plain loops give the result of each setting."""
 
 from __future__ import annotations
 

@@ -229,7 +229,7 @@ def test_what_other_threads_launch_is_launched():
     with dispatched() as driver:
         launch = one_launch()
         before = len(driver.launched)
-        with launches.compiled_beside(1):
+        with launches.compiled_meanwhile(1):
             launch.site.compiled.clear()
             launch.run()
             assert len(driver.launched) == before

@@ -59,7 +59,7 @@ def labels_of(call, told, sequences):
 
 
 def sign(advantage):
-    """The place of its name; that of NaN is behind the others."""
+    """The place of its name; NaN's is behind the others."""
     return 3 if math.isnan(advantage) else 1 + (advantage > 0) - (advantage < 0)
 
 

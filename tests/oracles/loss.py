@@ -1,6 +1,6 @@
 """The oracle of the policy loss: its formulas as loops over Python floats, whose slopes follow from `numbers.Moving`.
 
-`sg` in a formula means: computed from the log-probs as they are, and not from those of which one moves. It shares no
+`sg` in a formula means: computed from the log-probs as they are, and not from the ones in which one moves. It shares no
 code with the package beyond the frozen types that it is given.
 """
 

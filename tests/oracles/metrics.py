@@ -244,7 +244,7 @@ def of_probabilities(spec, tokens):
     p, q = [probability(t.rollout) for t in tokens], [probability(t.train) for t in tokens]
     gaps = [abs(a - b) for a, b in zip(p, q, strict=True)]
     d = [clamp(t.d, spec.clamp) for t in tokens]
-    # The log of the mean of both probabilities, over that of the rollout.
+    # The log of the mean of both probabilities, over the rollout's.
     middle = [math.log1p(0.5 * math.expm1(x)) for x in d]
     return {f"logratio_p{percent:g}": percentile([t.d for t in tokens], percent) for percent in PERCENTILES} | {
         "train_prob_mean": mean(q),

@@ -38,7 +38,7 @@ class Signs:
     numbers: dict[str, float]  # these numbers by name
     strength: float  # how much of the dump shows it, 0 to 1
     severity: Severity | None = None  # replaces the severity of the cause
-    beside: tuple[str, ...] = ()  # causes that it usually hides but does not explain here, so both are reported
+    also: tuple[str, ...] = ()  # causes that it usually hides but does not explain here, so both are reported
     advice: str | None = None  # replaces the advice of the cause
 
 

@@ -65,7 +65,7 @@ def diagnose(measured: Measurement, on_policy: bool = False) -> list[Finding]:
         if signs is not None:
             severity, advice = signs.severity or cause.severity, signs.advice or cause.advice
             findings.append(Finding(name, severity, signs.title, signs.evidence, advice, signs.strength, signs.numbers))
-            hidden |= {*cause.hides} - {*signs.beside}
+            hidden |= {*cause.hides} - {*signs.also}
     return sorted(findings, key=lambda finding: (SEVERITIES.index(finding.severity), -finding.strength))
 
 

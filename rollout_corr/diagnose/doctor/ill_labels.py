@@ -49,8 +49,8 @@ def label(measured: Measurement, metrics: Metrics) -> Signs | None:
             numbers |= {f"{name}/{one}/tokens_nonfinite": float(tally.bad[tally.places[one]]) for one in broken}
     if not titles:
         return None
-    beside = () if explained else ("outliers", "different_policies")
-    return Signs("; ".join(titles), tuple(evidence), numbers, share, beside=beside)
+    also = () if explained else ("outliers", "different_policies")
+    return Signs("; ".join(titles), tuple(evidence), numbers, share, also=also)
 
 
 def _named(name: str, labels: list[int], names: Sequence[str]) -> str:

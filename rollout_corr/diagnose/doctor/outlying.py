@@ -56,7 +56,7 @@ def _two_groups(worse: int, sequences: int, times: float, metrics: Metrics) -> S
         {"sequences": worse, "sequences_fraction": worse / sequences, "times": times},
         worse / sequences,
         severity=None if k3 > limits.MATTERS_K3 else "note",
-        beside=("different_policies",) if k3 >= limits.HEALTHY_K3 else (),
+        also=("different_policies",) if k3 >= limits.HEALTHY_K3 else (),
     )
 
 
@@ -82,7 +82,7 @@ def _tokens(found: BySequence, far: FarOff, metrics: Metrics) -> Signs:
         },
         share,
         severity="note" if rest >= limits.HEALTHY_K3 else None,
-        beside=("different_policies",) if rest >= limits.HEALTHY_K3 else (),
+        also=("different_policies",) if rest >= limits.HEALTHY_K3 else (),
     )
 
 
@@ -123,7 +123,7 @@ def _sequences(found: BySequence, part: Part, pattern: str | None) -> Signs:
         },
         part.k3_share,
         severity="note" if part.rest_k3 >= limits.HEALTHY_K3 else None,
-        beside=("different_policies",) if part.rest_k3 >= limits.HEALTHY_K3 else (),
+        also=("different_policies",) if part.rest_k3 >= limits.HEALTHY_K3 else (),
     )
 
 

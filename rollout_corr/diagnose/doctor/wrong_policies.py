@@ -73,7 +73,7 @@ def renormalized(measured: Measurement, metrics: Metrics) -> Signs | None:
         },
         1.0 - ratio,
         severity="error" if plain or sharper else "warning",
-        beside=("temperature",) if sharper else (),
+        also=("temperature",) if sharper else (),
     )
 
 
@@ -181,7 +181,7 @@ def temperature(measured: Measurement, metrics: Metrics) -> Signs | None:
         # A part stands behind the finding that the policies differ, whose strength is k3.
         min(1.0, abs(middle - 1.0)) if whole else share * min(1.0, k3),
         severity="warning" if sharpened or not whole else None,
-        beside=() if whole else ("different_policies", "penalties"),
+        also=() if whole else ("different_policies", "penalties"),
     )
 
 

@@ -440,11 +440,11 @@ def turn_starts(measured: Measurement, metrics: Metrics) -> Signs | None:
         found = turns.over(first, list(range(4, OTHER_TURNS + 1)))
         if found > times:
             best, times = last + 1, found
-    beside: tuple[str, ...] = ()
+    also: tuple[str, ...] = ()
     if whole >= 2.0 * limits.GROUP_TIMES and times < 1.5 * limits.GROUP_TIMES:
         best, times = len(later), whole
         at_one = measured.evidence.at_one_place([1, 2, 3, 4], [0])
-        beside = ("positions",) if math.isinf(at_one[0]) else ()
+        also = ("positions",) if math.isinf(at_one[0]) else ()
     else:
         at_one = measured.evidence.at_one_place([1, 2, 3][:best], [0, 4])
     # Else first turns that reach as far differ as much: it is the place, and not the turn.
@@ -467,7 +467,7 @@ def turn_starts(measured: Measurement, metrics: Metrics) -> Signs | None:
     said, than = f"the first {which} of each later turn", "equally likely later tokens"
     if best == len(later):
         title = "later turns are off and the first is not: other text stands between turns in the trainer"
-        if beside:
+        if also:
             title = "later turns are off, or late positions: no first turn reaches as far"
         said, than = "all tokens of later turns", "equally likely tokens of the first turn"
     return Signs(
@@ -486,8 +486,8 @@ def turn_starts(measured: Measurement, metrics: Metrics) -> Signs | None:
         },
         share,
         "error" if times >= limits.SURELY_OTHER else None,
-        beside,
-        LATE if beside else None,
+        also,
+        LATE if also else None,
     )
 
 

@@ -15,7 +15,7 @@ from .profiles import MOST_LABELS, Excess, Numbering, add_up
 MOST = 1.0
 # A label with fewer sequences is not judged: a broken sample is not a broken environment.
 FEWEST_SEQUENCES = 4
-# A label differs if its mean |D| is so many times that of the others at equal probability, at least so many nats, and
+# A label differs if its mean |D| is so many times the others' at equal probability, at least so many nats, and
 # so many standard errors above theirs. Sequences are what is sampled, so the error is that over sequences.
 TIMES, MATTERS, SURE = 2.0, 5e-3, 4.0
 
@@ -29,7 +29,7 @@ class IllLabel:
     sequences: int
     tokens: int
     logratio_abs_mean: float  # their mean |D|, cut at 1
-    times: float  # divided by that of equally likely tokens of the labels that agree
+    times: float  # divided by the mean |D| of equally likely tokens of the labels that agree
     # mean |D| and mean k3 of the labels that agree, D cut at 1.
     rest_logratio_abs_mean: float
     rest_k3: float

@@ -26,7 +26,7 @@ LOWEST = -(BINS - 1) / PER_OCTAVE
 # Sequences of a bin are dealt to so many groups, whose spread is the error of a slope.
 SHARPNESS_GROUPS = 8
 # Sequences stand apart if there are enough in all, they are at most this share, each has at least this mean, theirs is
-# so many times that of the others, and they carry this share of k3.
+# so many times the others', and they carry this share of k3.
 FEWEST_SEQUENCES, MOST_APART, APART, TIMES_REST, CARRIES = (
     8,
     1.0 / 3.0,
@@ -154,7 +154,7 @@ class BySequence:
         self.scaled_k3 += float(sums[scaled].sum())
 
     def _add_groups(self, rollout: Tensor, owner: Tensor, first: Tensor, d: Tensor, bounded: Tensor) -> None:
-        """Compare |D| of each sequence, and of its first token, with that of equally likely tokens of the chunk."""
+        """Compare |D| of each sequence, and of its first token, with equally likely tokens of the chunk."""
         bins = probability_bins(rollout)
         usual = torch.bincount(bins, d, PROBABILITY_BINS) / torch.bincount(bins, minlength=PROBABILITY_BINS).clamp(
             min=1
@@ -170,7 +170,7 @@ class BySequence:
         self._groups += torch.bincount(level.long().clamp(0, GROUP_BINS - 1), minlength=GROUP_BINS)
 
     def starts_over_rest(self) -> float:
-        """Divide |D| of first tokens by that of the rest of their sequences, at equal probability."""
+        """Divide |D| of first tokens by |D| of the rest of their sequences, at equal probability."""
         here, expected = self.starts.tolist()
         return here / expected if expected > 0 else math.inf
 

@@ -252,7 +252,7 @@ class Evidence:
         return entropy / n, difference, sampler_error(excess2, cross, n2, difference, n)
 
     def at_one_place(self, kinds: list[int], base: list[int]) -> tuple[float, float]:
-        """Divide |D| of some kinds of tokens by that of others at one place and probability, where both are there.
+        """Divide |D| of some kinds of tokens by |D| of others at one place and probability, where both are there.
 
         Returns one result for places in the row and one for parts of the sequence, infinite where none can be compared.
         """
@@ -288,7 +288,7 @@ class Evidence:
 
 
 def _compared(excess: Excess, kinds: list[int], base: list[int]) -> float:
-    """Divide |D| of some kinds of tokens by that of others at equal probability: the lowest quarter of the places."""
+    """Divide |D| of some kinds of tokens by |D| of others at equal probability: the lowest quarter of the places."""
     tokens = excess.tokens_of_each()
     tokens += [0] * (-len(tokens) % KINDS)
     found = []

@@ -257,7 +257,7 @@ class Excess:
         return whole[:, :, 0], whole[:, :, 2]
 
     def over(self, groups: list[int], base: list[int]) -> float:
-        """Divide the mean |D| of some groups by that of others at equal probability; 1 if they cannot be compared."""
+        """Divide the mean |D| of some groups by the others' at equal probability; 1 if they cannot be compared."""
         return self.each_over([groups], base)[0]
 
     def each_over(self, many: Iterable[list[int]], base: list[int]) -> list[float]:

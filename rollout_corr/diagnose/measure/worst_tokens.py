@@ -35,7 +35,7 @@ class Largest(Generic[Item]):
         return True
 
     def ranked(self) -> list[Item]:
-        """List the items, that of the largest value first."""
+        """List the items, the one of the largest value first."""
         return [item for _, _, item in sorted(self._heap, key=lambda one: one[:2], reverse=True)]
 
 

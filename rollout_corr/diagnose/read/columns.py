@@ -95,7 +95,7 @@ def unused(fields: Mapping[str, Any], chosen: Mapping[str, str], shape: Sequence
     Args:
         fields: The fields of a file or of a record.
         chosen: The field of each role.
-        shape: That of the train log-probs.
+        shape: Of the train log-probs.
         limit: Look at so many values of a column.
     """
     found, own = {}, _shape(torch.empty(*shape, device="meta"))

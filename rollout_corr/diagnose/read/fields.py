@@ -79,7 +79,7 @@ MOST_LISTED, LONGEST_SHOWN = 50, 100
 
 
 def role_of(name: str) -> Role:
-    """Return a role, or that of a column of labels."""
+    """Return a role; of a column of labels, the role of labels."""
     return ROLES.get(name, Role("label", ()))
 
 

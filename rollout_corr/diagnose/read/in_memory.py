@@ -28,7 +28,7 @@ class InMemory(Source):
         rollout_logp: As for `dump`.
         batch: As for `dump`.
         columns: Further columns by name, as for `dump`.
-        by: Names of columns whose values are labels, beside the labels of the batch.
+        by: Names of columns whose values are labels, next to the labels of the batch.
         limit: Read at most so many sequences.
 
     Raises:

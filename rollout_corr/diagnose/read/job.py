@@ -108,7 +108,7 @@ def _doubts(
         if other.sides == "sealed" and other.framework == writer.framework
     ]
     twice = next((step for step, of in dumps.items() if len({file.parent for file in of}) > 1), None)
-    return (*said, *([] if twice is None else [f"step {twice} lies in several folders: name that of one run"]))
+    return (*said, *([] if twice is None else [f"step {twice} lies in several folders: name one run's"]))
 
 
 def _missing(writer: Writer, files: Mapping[Path, object]) -> str:

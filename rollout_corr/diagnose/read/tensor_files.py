@@ -81,7 +81,7 @@ class TensorFile:
             kind = role_of(role).kind
             if kind != "offsets" and not self._fits(role, name):
                 got = list(self.tensors[name].shape)
-                raise self._error(name, f"as {role}: expected shape {list(shape)}, that of {train}, got {got}")
+                raise self._error(name, f"as {role}: expected shape {list(shape)} like {train}, got {got}")
             if kind == "logp" and not self.tensors[name].dtype.is_floating_point:
                 what = f"as {role}: expected floating log-probs, got {signed(self.tensors[name][:0]).dtype!s}"
                 raise self._error(name, what)

@@ -186,7 +186,7 @@ class DropIn:
         not_covered: What else the framework corrects or trains with, in words; each with the module whose functions
             cover it where they are among the targets, or None.
         advice: What else a user can do with a version that does not fit.
-        brings: What its correction is handed besides log-probs and mask, of NEEDS: a Spec that needs more is refused.
+        brings: What its correction is handed wheres log-probs and mask, of NEEDS: a Spec that needs more is refused.
     """
 
     def __init__(
@@ -451,14 +451,14 @@ class DropIn:
         if not known or self._is_checked(origin) or ("version", origin) in self._said:
             return
         self._said.add(("version", origin))
-        beside = f" at {origin.location}" if origin.location else ""
+        where = f" at {origin.location}" if origin.location else ""
         if origin.hidden:
-            beside += f" (a checkout; the installed distribution {origin.hidden} lies elsewhere)"
+            where += f" (a checkout; the installed distribution {origin.hidden} lies elsewhere)"
         LOGGER.warning(
             "rollout-corr: %s%s was not checked, only %s for the same numbers, metrics and errors. Of this version the "
             "signatures of the functions are compared: %s",
             f"{self.framework} of an unknown version" if origin.version is None else self._called(),
-            beside,
+            where,
             ", ".join(self.checked),
             ", ".join(target.path for target in self.targets),
         )
@@ -536,7 +536,7 @@ class DropIn:
         self._compared = True
 
 
-# What a Spec may need besides log-probs and mask, and whether it does.
+# What a Spec may need wheres log-probs and mask, and whether it does.
 NEEDS: dict[str, Callable[[Spec], bool]] = {
     "advantages": lambda spec: any(criterion.when != "any" for criterion in spec.criteria),
     "log-probs of the policy being trained": lambda spec: any(c.of != "train/rollout" for c in spec.criteria),

@@ -88,7 +88,7 @@ CLIP_MAX, CLIP_MIN = f"{NAME}_clip_max", f"{NAME}_clip_min"
 TOKEN_MODES = ("token_truncate", "token_mask")
 MODES = (*TOKEN_MODES, "sequence_truncate", "sequence_mask")
 
-# loss_type: its mean. That of dr_grpo is divided by max_completion_length too.
+# loss_type: its mean. dr_grpo's is divided by max_completion_length too.
 MEANS: dict[str, Mean] = {
     "grpo": ROWS,
     "bnpo": TOKENS,

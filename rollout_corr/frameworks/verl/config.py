@@ -349,9 +349,9 @@ def _block(given: dict[str, Any]) -> dict[str, Any]:
     given = inner(given, "algorithm") if whole else given
     whole = whole or any(key in given for key in OF_ALGORITHM)
     if whole or "rollout_correction" in given:
-        beside = {key: given[key] for key in given if not whole or key in CORRECTION or str(key).startswith(OURS)}
-        beside.pop("rollout_correction", None)
-        given = {**beside, **inner(given, "rollout_correction")}
+        around = {key: given[key] for key in given if not whole or key in CORRECTION or str(key).startswith(OURS)}
+        around.pop("rollout_correction", None)
+        given = {**around, **inner(given, "rollout_correction")}
     # Configurations of later versions still hold a cap that is off.
     capped = {**actor, **given}
     for key in CAPS:

@@ -21,7 +21,7 @@ def _bypasses(run: Run) -> bool:
 
 
 def _misplaced(key: str) -> Callable[[Run], bool]:
-    """Tell whether a setting of today stands where that of 0.6.0 stood."""
+    """Tell whether a setting of today stands where the one of 0.6.0 stood."""
 
     def wrong(run: Run) -> bool:
         of_old = isinstance(run.get("algorithm.rollout_is"), bool) or any(run.find(f"algorithm.{key}") for key in FLAT)

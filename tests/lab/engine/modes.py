@@ -53,7 +53,7 @@ class Study:
     """A model, a seed of sampling, and the prompts.
 
     Args:
-        folder: That of the models.
+        folder: Of the models.
         kind: The name of a model.
         seed: Of prompts and sampling.
         count: The number of prompts.
