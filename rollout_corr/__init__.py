@@ -37,8 +37,10 @@ def _import_correction() -> None:
         warnings.filterwarnings("ignore", "Failed to initialize NumPy", UserWarning)
         import torch  # noqa: F401 - its first import, under the filter
     import_module(f"{__name__}.api.correct")
-    loaded = {name: sys.modules[module] for name, module in _MODULES.items() if module in sys.modules}
-    globals().update({name: getattr(module, name) for name, module in loaded.items()})
+    for name, module in _MODULES.items():
+        # A name that a caller exchanged stays, and another thread may be in the middle of a module.
+        if name not in globals() and hasattr(loaded := sys.modules.get(module), name):
+            globals()[name] = getattr(loaded, name)
 
 
 def __getattr__(name: str) -> object:

@@ -15,6 +15,7 @@ import subprocess
 import sys
 from importlib import metadata
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -139,6 +140,19 @@ assert not {{"triton", "numpy", "rich"}} & sys.modules.keys()
     imported, heavy, called, heavy_of_call = run_fresh(code, tmp_path).split("\n")[:4]
     assert (heavy, heavy_of_call) == ("", "")
     assert int(imported) <= MOST_MODULES and int(called) <= MOST_MODULES, (imported, called)
+
+
+def test_names_do_not_wait_for_a_module_that_another_thread_imports(monkeypatch):
+    monkeypatch.setitem(sys.modules, "rollout_corr.api.outputs", ModuleType("half"))
+    for name in ("Outputs", "Quantile"):
+        monkeypatch.delitem(vars(rc), name, raising=False)
+    assert rc.Quantile(0.5).q == 0.5
+
+
+def test_a_name_that_a_caller_exchanged_stays(monkeypatch):
+    monkeypatch.setattr(rc, "correct", print)
+    monkeypatch.delitem(vars(rc), "Quantile", raising=False)
+    assert rc.Quantile(0.5).q == 0.5 and rc.correct is print
 
 
 @pytest.mark.parametrize("name", ["kernels", "rollout_corr_kernels", "other.kernels"])
