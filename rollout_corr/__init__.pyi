@@ -8,7 +8,6 @@ from .api.correct import correct_async as correct_async
 from .api.dump import dump as dump
 from .api.groups import FilteredGroups as FilteredGroups
 from .api.groups import filter_groups as filter_groups
-from .api.outputs import Outputs as Outputs
 from .api.per_token import early_token_weights as early_token_weights
 from .api.per_token import future_kl_weights as future_kl_weights
 from .api.per_token import proximal as proximal
@@ -28,6 +27,7 @@ from .backends.given import Factors as Factors
 from .backends.given import Groups as Groups
 from .backends.given import KeptMass as KeptMass
 from .backends.given import Labels as Labels
+from .backends.given import Outputs as Outputs
 from .backends.given import Ranks as Ranks
 from .backends.given import TurnIds as TurnIds
 from .backends.given import Versions as Versions

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..backends.batch import OpenBatch
 from ..backends.choose import BACKENDS, BackendName, chosen_backend
-from ..backends.given import Batch, batch_given, state_of_masks
+from ..backends.given import Batch, Outputs, batch_given, state_of_masks
 from ..backends.layouts import L, L_co, LogProbs, W_co, described
 from ..backends.operators import beyond_kernels, of_double
 from ..backends.ranks import THIS_RANK, Claims, claims_of
@@ -24,8 +24,6 @@ from ..specs.validate import shown
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
-
-    from .outputs import Outputs
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,35 +1,20 @@
-"""Tensors of the caller that `correct` writes its results to."""
+"""Checks the tensors of the caller that `correct` writes its results to."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..backends.batch import OpenBatch
-from ..backends.given import Batch
+from ..backends.given import Batch, Outputs
 from ..backends.layouts import dtype_of, name_of, shape_of
 from ..specs.correction import Spec
 
 # Bytes to which the kernels' stores are aligned.
 ALIGNED = 16
-
-
-@dataclass(frozen=True, eq=False)
-class Outputs:
-    """Tensors that `correct` writes to, every element of them, and returns.
-
-    Every call overwrites them, so clone a result that has to outlive the next call, or give it tensors of its own.
-
-    Attributes:
-        weights: Shaped like train_logp, contiguous, in the dtype of `Correction.weights`; None: a new tensor.
-        mask: Shaped like train_logp, contiguous, in the dtype of the mask given, bool without one; None: a new tensor.
-    """
-
-    weights: Tensor | None = None
-    mask: Tensor | None = None
 
 
 def take_outputs(out: object, batch: OpenBatch, given: Batch, train_logp: object, spec: Spec) -> OpenBatch:

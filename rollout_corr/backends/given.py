@@ -1,4 +1,4 @@
-"""`Batch` and the records that it holds: everything about a batch except its log-probs."""
+"""What callers give besides log-probs: `Batch` and the records that it holds, `Factors`, `Outputs`."""
 
 from __future__ import annotations
 
@@ -50,6 +50,21 @@ class Factors:
 
     weights: LogProbs | None = None
     mask: LogProbs | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Outputs:
+    """Tensors that `correct` writes to, every element of them, and returns.
+
+    Every call overwrites them, so clone a result that has to outlive the next call, or give it tensors of its own.
+
+    Attributes:
+        weights: Shaped like train_logp, contiguous, in the dtype of `Correction.weights`; None: a new tensor.
+        mask: Shaped like train_logp, contiguous, in the dtype of the mask given, bool without one; None: a new tensor.
+    """
+
+    weights: Tensor | None = None
+    mask: Tensor | None = None
 
 
 @keywords_meant(max_turns="at_most=", turns="ids=")

@@ -13,6 +13,7 @@ import os
 import re
 import subprocess
 import sys
+import typing
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType
@@ -143,8 +144,8 @@ assert not {{"triton", "numpy", "rich"}} & sys.modules.keys()
 
 
 def test_names_do_not_wait_for_a_module_that_another_thread_imports(monkeypatch):
-    monkeypatch.setitem(sys.modules, "rollout_corr.api.outputs", ModuleType("half"))
-    for name in ("Outputs", "Quantile"):
+    monkeypatch.setitem(sys.modules, "rollout_corr.api.dump", ModuleType("half"))
+    for name in ("dump", "Quantile"):
         monkeypatch.delitem(vars(rc), name, raising=False)
     assert rc.Quantile(0.5).q == 0.5
 
@@ -204,6 +205,12 @@ def test_every_public_name_is_documented():
             for method, function in vars(value).items():
                 if inspect.isfunction(function) and not method.startswith("_"):
                     assert inspect.getdoc(function), f"rollout_corr.{name}.{method} has no docstring"
+
+
+def test_annotations_of_public_calls_can_be_evaluated():
+    """As pydantic and whatever else builds a call from its signature does."""
+    for value in (rc.correct, rc.correct_async, rc.policy_loss, rc.Batch):
+        assert typing.get_type_hints(value)
 
 
 def test_no_committed_file_names_a_machine_or_a_registry():
