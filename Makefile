@@ -23,8 +23,8 @@
 #   make attack       try to make it lie, hang or crash: half an hour, by area and seed (tests/lab/attack)
 #   make faults       plant one fault after the other in a copy, and tell which no test notices: some minutes;
 #                     ARGS="kernels/gather.py --jobs 2" takes the rows of tests/faults/table.py that contain a text
-#   make ptx          the kernels as compiled code, every variant, without a GPU; CONSTRAINTS says for which Triton.
-#                     make test runs one of each kind
+#   make ptx          the kernels as compiled code, every variant and random calls, without a GPU; CONSTRAINTS says for
+#                     which Triton. make test runs one of each kind
 #   make kernels      compile some of the kernels for five GPUs, without one, and report registers and spills
 #   make lint         ruff, ruff format, mypy
 #   make format       let ruff rewrite what it can
@@ -128,7 +128,7 @@ faults: $(VENV)/installed-test
 	PYTHONPATH=tests OMP_NUM_THREADS=1 $(VENV)/bin/python -m faults $(ARGS)
 
 ptx: $(VENV)/installed-test
-	$(VENV)/bin/pytest tests/lab/ptx/test_compiled.py -m "" -k "test_every_variant and not orders" $(ARGS)
+	$(VENV)/bin/pytest tests/lab/ptx -m "" -k "(test_every_variant and not orders) or test_compiled_code" $(ARGS)
 
 # A few variants that stand for all, for every target; ARGS= compiles all of them.
 kernels: ARGS = --few
