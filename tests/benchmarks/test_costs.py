@@ -173,7 +173,7 @@ def planted(what, operation):
 
     def more(read, *others):
         found = run(read, *others)
-        operation(getattr(read, "batch", read).train)
+        operation(read.first)
         return found
 
     return mock.patch.dict(f"rollout_corr.{table}", kernels=more)

@@ -27,6 +27,7 @@ from oracles import correction as oracle
 from oracles import loss as oracle_loss
 from oracles import metrics as oracle_metrics
 from oracles.loss_terms import base_of
+from oracles.numbers import NEAR
 from rollout_corr.backends import operators
 from rollout_corr.backends.loss_task import beyond_kernels
 from rollout_corr.specs.terms import Objective
@@ -101,8 +102,11 @@ def use_of(call: Call) -> str:
 
 
 def is_tied(call: Call) -> bool:
-    """Whether two tokens train alone: their covariances are equal, and rounding decides which KLCov chooses."""
-    return len(batch_losses.tokens_of(call.loss.surrogate, sequences_of_loss(call, Told(call)))) == 2
+    """Whether several covariances lie where KLCov cuts, up to the rounding of the largest, which chooses then."""
+    tokens = batch_losses.tokens_of(call.loss.surrogate, sequences_of_loss(call, Told(call)))
+    values = sorted(batch_losses.covariances(tokens), reverse=True)
+    cut = values[batch_losses.many(call.loss.surrogate, tokens) - 1] if values else 0.0
+    return sum(abs(value - cut) <= NEAR * max(map(abs, values)) for value in values) > 1
 
 
 def between_fences(call: Call, device: str, fence: float = math.nan) -> Call:

@@ -83,19 +83,23 @@ def eligible(s, tokens: list[Token]) -> list[int]:
     return [i for i, q in enumerate(tokens) if s.lower < values[i] < s.upper and not clipped(s, q)]
 
 
+def many(s, tokens: list[Token]) -> int:
+    """How many tokens ClipCov or KLCov chooses."""
+    return max(int(s.share * len(tokens)), 1)
+
+
 def chosen(s, sequences: list[Sequence]) -> set[tuple[int, int]]:
     """The tokens that ClipCov or KLCov chooses, by sequence and index."""
     tokens = tokens_of(s, sequences)
-    many = max(int(s.share * len(tokens)), 1)
     if not tokens:
         return set()
     if type(s).__name__ == "ClipCov":
         ids = [i if q.number is None else q.number for i, q in enumerate(sequences)]
         order = sorted(eligible(s, tokens), key=lambda i: drawn(s.seed, ids[tokens[i].s], tokens[i].place))
-        places = order[:many]
+        places = order[: many(s, tokens)]
     else:
         values = covariances(tokens)
-        last = sorted(values, reverse=True)[:many][-1]
+        last = sorted(values, reverse=True)[many(s, tokens) - 1]
         places = [i for i, value in enumerate(values) if value >= last]
     return {(tokens[i].s, tokens[i].t) for i in places}
 

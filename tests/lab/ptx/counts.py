@@ -68,7 +68,7 @@ def filled(variant: Variant | LossVariant | StepVariant, tokens: int, sequences:
     """Make a batch of a variant, all tokens valid, its log-probs random and within the clamp."""
     given = variant.given(tokens, sequences, "cpu")
     generator = torch.Generator().manual_seed(0)
-    for x in given:
+    for x in vars(given).values():
         for tensor in x if isinstance(x, list) else [x]:
             if isinstance(tensor, torch.Tensor):
                 random = -torch.rand(tensor.shape, generator=generator)
