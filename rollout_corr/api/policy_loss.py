@@ -366,11 +366,12 @@ def _run_step(request: LossRequest, batch: OpenBatch, remarks: tuple[str, ...]) 
         statistics = count_padded(statistics, batch, spec)
 
     unsettled = step.Unsettled(batch, run, "new_logp" if batch.train is task.new else "old_logp")
+    all_train = request.use == "report" and spec.rejected == "zero"
 
+    # The request stays out of it: it has tensors of the loss alone, and new_logp with its history.
     def settled() -> tuple[Any, Any]:
         weights, mask = unsettled.make()
-        trains = None if request.use == "report" and spec.rejected == "zero" else mask
-        return None if weights is None else batch.restore(weights), mask_back(batch, trains)
+        return None if weights is None else batch.restore(weights), mask_back(batch, None if all_train else mask)
 
     made = object.__new__(_WholeStep)
     made.__dict__.update(

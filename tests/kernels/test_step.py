@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import pickle
+import weakref
 from dataclasses import replace
 
 import pytest
@@ -224,6 +225,19 @@ def test_weights_of_inputs_that_were_written_to_are_refused():
         with pytest.raises(RuntimeError, match="rollout_logp was changed in place"):
             _ = out.weights
         assert "weights=(not made yet), keep=bool[5]" in repr(out)
+
+
+def test_weights_that_are_not_made_yet_keep_no_tensor_of_the_loss():
+    given = step_batch(STEP_VARIANTS["tis_packed"], LENGTHS, 0)
+    new, ref = given.new.clone().requires_grad_(), given.new.detach() - 0.1
+    alive = weakref.ref(ref)
+    options = {"old_logp": given.old, "rollout_logp": given.rollout, "spec": TIS, "backend": "triton"}
+    with unchecked():
+        loss = rc.Loss(kl=rc.KL("k3", 0.1))
+        out = rc.policy_loss(new, given.advantages, given.batch, loss, ref_logp=ref, **options)
+        del ref
+        assert "weights=(not made yet)" in repr(out) and alive() is None
+        assert out.weights is not None
 
 
 def test_a_pickle_has_the_weights_and_the_mask():
