@@ -236,7 +236,7 @@ def offsets_there(read: Reader, given: Batch) -> torch.Tensor | None:
 
 
 def turns_there(read: Reader, turns: torch.Tensor | None, given: Batch) -> torch.Tensor | None:
-    """The same of turns."""
+    """The offsets of turns, likewise."""
     if turns is None or turns.device == read.device or not isinstance(given.turns, torch.Tensor):
         return turns
     return given.once("turns there", lambda: turns.to(read.device), read.device, None, given.turns)

@@ -13,9 +13,6 @@ from .layouts import dtype_of, shape_of
 if TYPE_CHECKING:
     from .given import Groups
 
-if TYPE_CHECKING:
-    pass
-
 
 def read_groups(
     given: Groups | None, wants: str | None, sequences: int, device: torch.device, over_ranks: bool, validate: bool

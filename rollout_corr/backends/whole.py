@@ -73,7 +73,7 @@ def split_sequences_of(laid: Laid, group: Any) -> tuple[Split, Tensor]:
 
 
 def turns_in(laid: Laid, turns: Tensor | None, sequences: Rows | Packed | Split, valid: Tensor | None) -> Turns | None:
-    """The turns of a batch, from their offsets; None of none."""
+    """The turns of a batch, from their offsets; None where it has none."""
     if turns is None:
         return None
     from .turns import turns_of

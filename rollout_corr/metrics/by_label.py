@@ -226,7 +226,7 @@ class LabelCollector:
 
 
 def joined(vector: Tensor, sums: int, labels: list[tuple[Tensor, Tensor]]) -> Tensor:
-    """Put sums and maxima of labels behind those of a batch, so many of which are sums."""
+    """Put sums and maxima of labels behind the sums, the first `sums` of a vector, and behind the maxima of a batch."""
     of_sums, of_maxima = zip(*labels, strict=True)
     return torch.cat([vector[:sums], *of_sums, vector[sums:], *of_maxima])
 

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from .checked import Checked
 from .choices import GROWTH, STRETCHES, Growth, Stretch, Unit
 from .validate import bounds, choice, positive, shown
-
-if TYPE_CHECKING:
-    pass
 
 Side = Literal["lower", "upper"]
 
