@@ -92,6 +92,9 @@ def test_many_values():
         numbers = [round(rng.expovariate(1.0) * 32) / 32 for _ in range(700)]
         values = torch.tensor(numbers)
         assert keeps(by_sort(rule, side, values), side, values) == kept(rule, side, numbers)
+        # In four groups, whose sums do not begin at 0.
+        found = by_sort(rule, side, values, torch.arange(700) % 4, 4)
+        assert all(torch.equal(found[group], by_sort(rule, side, values[group::4])) for group in range(4))
 
 
 @settings(max_examples=80)
