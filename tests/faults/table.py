@@ -246,7 +246,7 @@ FAULTS = [
     *_in("kernels/correct/criteria.py", "kernels/test_values.py::test_an_advantage_of_0_has_no_sign",
          ("return measured & (advantage > 0)\n", "return measured & (advantage >= 0)\n"),
          ("tl.where((one > other) | (one != one), one, other)", "tl.where((one < other) | (one != one), one, other)",
-          "kernels/test_random_calls.py::test_corrections"),
+          "kernels/test_values.py::test_the_symmetric_divergence_is_the_larger_of_two"),
     ),
     *_in("kernels/correct/decide.py", "kernels/test_random_calls.py::test_corrections",
          ("tl.where(m_known, tl.maximum(b_valid, 0), 0)", "tl.where(m_known, b_valid, 0)",

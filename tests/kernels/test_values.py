@@ -166,6 +166,15 @@ def test_k3_of_a_small_step_does_not_cancel(d, device):
     assert [metrics[f"{stat}/max"] for stat in stats] == near(list(stats.values()), torch.float32)
 
 
+@pytest.mark.parametrize(("p", "q"), [(0.9, 0.05), (0.05, 0.9)])
+def test_the_symmetric_divergence_is_the_larger_of_two(p, q, device):
+    train, rollout = (torch.tensor([[math.log(x)]], device=device) for x in (q, p))
+    spec = rc.Spec(criteria=(rc.Criterion("binary_kl_symmetric", upper=9.0, label="symmetric"),))
+    metrics = rc.correct(train, rollout, spec=spec, backend="triton").metrics()
+    both = [a * math.log(a / b) + (1 - a) * math.log((1 - a) / (1 - b)) for a, b in ((p, q), (q, p))]
+    assert metrics["symmetric/max"] == near(max(both), torch.float32)
+
+
 @pytest.mark.parametrize(("scale", "clamp"), [(1e-4, 20.0), (1e-2, 22.0), (1.0, 40.0), (40.0, 40.0)])
 def test_divergences_neither_cancel_nor_overflow(scale, clamp, device):
     """Next to D = 0, where log cosh(D / 2) is D^2 / 8, and where every token of a thread lies at the clamp."""
