@@ -59,7 +59,7 @@ def _before_division(spec: Spec) -> Spec:
     # Asked by every call; the hash of a Spec takes longer than all of this.
     if spec.weight is None or not spec.weight.self_normalized:
         return spec
-    return _undivided(spec)
+    return unless_compiled(_undivided)(spec)
 
 
 @cached(maxsize=256)

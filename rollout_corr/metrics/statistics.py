@@ -259,7 +259,7 @@ class Statistics:
 
 def sum_of(statistics: Statistics, name: str) -> Tensor:
     """A sum that the Spec asks for, 0-d."""
-    return statistics.vector[schema.layout(statistics.spec)[0].index(name)]
+    return statistics.vector[unless_compiled(schema.layout)(statistics.spec)[0].index(name)]
 
 
 def _padded(x: Tensor, block: int, value: float, head: tuple[float, ...] = ()) -> Tensor:
