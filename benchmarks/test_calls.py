@@ -65,6 +65,7 @@ def test_cpu(benchmark: Any, shape: tuple[int, int], layout: str, workload: Oper
 def test_gpu(benchmark: Any, case: Case, operation: Operation, name: str) -> None:
     batch = make(case, "cuda")
     calls = {who.name: who.whole for who in contenders(batch, operation) if who.whole is not None}
+    # Its contenders say so of a batch, which is made on the GPU: verl may be missing, and its loss has no packed form.
     if name not in calls:
         pytest.skip(f"{name} does not run here")
     wrong = gate.check(batch, operation, {who: calls[who]() for who in dict.fromkeys((OURS, EAGER, name))})

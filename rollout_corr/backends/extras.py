@@ -1,4 +1,4 @@
-"""What comes behind a backend for some inputs: statistics of entropy, ages and bounds, and weights that decay."""
+"""Steps behind a backend that some inputs need: statistics of entropy, ages and bounds, and weights that decay."""
 
 from __future__ import annotations
 

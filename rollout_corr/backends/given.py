@@ -1,4 +1,4 @@
-"""What callers give besides log-probs: `Batch` and the records that it holds, `Factors`, `Outputs`."""
+"""Arguments of callers besides log-probs: `Batch` and the records that it holds, `Factors`, `Outputs`."""
 
 from __future__ import annotations
 

@@ -93,11 +93,13 @@ class Quantile(Grouped):
         return f"the quantile {self.q:g} of {_whose(self)}"
 
 
+@dataclass(frozen=True, repr=False)
 class _Ends(Grouped):
     """So many values, or such a share of them, from one end."""
 
-    count: int | None
-    share: float | None
+    count: int | None = None
+    share: float | None = None
+    within: Within = "batch"
 
     def __post_init__(self) -> None:
         name = type(self).__name__
@@ -137,10 +139,6 @@ class Bottom(_Ends):
         within: The "batch" decides one bound, or for a criterion each "group" of sequences its own.
     """
 
-    count: int | None = None
-    share: float | None = None
-    within: Within = "batch"
-
     SIDES: ClassVar[tuple[Side, ...]] = ("upper",)
 
 
@@ -154,10 +152,6 @@ class TopK(_Ends):
         share: Or a share of all values, above 0 and below 1.
         within: The "batch" decides one bound, or for a criterion each "group" of sequences its own.
     """
-
-    count: int | None = None
-    share: float | None = None
-    within: Within = "batch"
 
     SIDES: ClassVar[tuple[Side, ...]] = ("lower",)
 

@@ -35,7 +35,7 @@ BLOCKS = [*range(2), *(pytest.param(block, marks=pytest.mark.slow) for block in 
 
 
 def on_ranks(together, run):
-    """What `run` makes of the call of every rank, and how often they exchanged something."""
+    """Run the call of every rank; return the results, and how often the ranks exchanged something."""
     group = Ranks(together.parts.count)
     found = group.run(lambda rank: run(together.call(rank, Rank(rank=rank, ranks=together.parts.count))))
     return found, group.rounds

@@ -72,7 +72,7 @@ def loaded(source: str) -> Any:
 
 
 def correction_differs(file: Any, spec: rc.Spec, given: Given, metrics: bool = True) -> Iterator[str]:
-    """What differs between a file, with metrics, and the package: masks and verdicts at all, weights beyond 1e-6."""
+    """Say what differs between a file and the package: masks and verdicts at all, weights and metrics beyond 1e-6."""
     train, rollout, mask, cu_seqlens = given.train, given.rollout, given.mask, given.cu_seqlens
     try:
         out = rc.correct(train, rollout, mask=mask, cu_seqlens=cu_seqlens, spec=spec)
@@ -111,7 +111,7 @@ def weights_differ(mine: Tensor | None, theirs: Tensor | None) -> Iterator[str]:
 
 
 def loss_differs(file: Any, correct: Any, name: str, given: Given) -> Iterator[str]:
-    """What differs between the package and the file of a recipe's loss, which takes what its correction's file gives.
+    """Say what differs between the package and a file of a loss, which takes what its correction's file gives.
 
     The value and its gradient, beyond 2e-5 of the largest, or the rounding of the dtype that the gradient is in.
     """
@@ -139,7 +139,7 @@ def loss_differs(file: Any, correct: Any, name: str, given: Given) -> Iterator[s
 
 
 def values_differ(value: Tensor, mine: Tensor, other: Tensor, theirs: Tensor, gradient: bool = True) -> Iterator[str]:
-    """What differs between two losses, each of its own copy of new_logp."""
+    """Say what differs between two losses, each of its own copy of new_logp."""
     for of in (value, other):
         (1.7 * of).backward()
     if value.dtype != other.dtype:
@@ -161,7 +161,7 @@ def corrects(spec: rc.Spec) -> Any:
 
 
 def differences(name: str, loss: bool, batches: int, first: int = 0) -> Iterator[str]:
-    """What differs on so many batches, from a seed's on.
+    """Say what differs on so many batches, whose seeds begin with `first`.
 
     Raises:
         CannotEject: No file says it.

@@ -94,7 +94,7 @@ def is_oracles(call: Call) -> bool:
 
 
 def use_of(call: Call) -> str:
-    """What a loss does with the weights of its Spec: they multiply it, take the place of its ratio, or do nothing."""
+    """Name the use of a Spec's weights in a loss: they multiply it, take the place of its ratio, or do nothing."""
     surrogate, name = call.loss.surrogate, type(call.loss.surrogate).__name__
     if (surrogate.of or ("new/rollout" if call.mode == "bypass" else "new/old")) == "new/old":
         return "factor"

@@ -19,7 +19,7 @@ Kind = Literal["logp", "mask", "offsets", "whole", "number", "texts", "label"]
 
 
 class Role(NamedTuple):
-    """What a field may be read as."""
+    """A meaning that a field of a dump may have, such as "train_logp"."""
 
     kind: Kind
     names: Sequence[str]  # as frameworks call it, by preference

@@ -85,7 +85,7 @@ def _reason(error: ValueError, framework: str) -> str:
 
 
 class Manners(NamedTuple):
-    """What a framework's presets have: whether they test k1, their clamps of tokens, and fields of the Spec."""
+    """Traits of a framework's presets: whether they test k1, their clamps of tokens, and fields of the Spec."""
 
     tests_k1: bool
     clamps: tuple[tuple[float | None, float | None], ...]  # of the weight, and of the criteria
