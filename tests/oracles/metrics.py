@@ -239,6 +239,11 @@ def ulps(x):
     return bits if bits >= 0 else -(bits & 0x7FFFFFFF)
 
 
+def reaches(d, bound):
+    """Whether |D| is a bound or more once it is a float32, whose bits the histogram counts by."""
+    return struct.unpack("f", struct.pack("f", min(abs(d), 1e6)))[0] >= bound
+
+
 def of_probabilities(spec, tokens):
     """Those of the full detail; the Jensen-Shannon divergence as NeMo RL has it, by k3 of each to their mean."""
     p, q = [probability(t.rollout) for t in tokens], [probability(t.train) for t in tokens]
@@ -262,7 +267,7 @@ def of_probabilities(spec, tokens):
         "ratio_error_mean": mean([exp(abs(x)) for x in d]),
         "ratio_beyond_2_fraction": mean([float(abs(x) > math.log(2.0)) for x in d]),
         **{
-            f"logratio_beyond_{tau}_fraction": mean([float(t.finite and abs(t.d) >= tau) for t in tokens])
+            f"logratio_beyond_{tau}_fraction": mean([float(t.finite and reaches(t.d, tau)) for t in tokens])
             for tau in (0.25, 1, 4)
         },
     }
