@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from oracles.loss_terms import Sequence, advantage, base_of, clip, mean, mean_log_ratio, ppo, trained, valid
-from oracles.numbers import exp
+from oracles.numbers import D_RANGE, NEAR, exp
 
 BITS = 2**64
 # The loss of each token that trains and its derivative by new_logp, without weights, by sequence and place.
@@ -123,15 +123,22 @@ def kl_cov(s, sequences: list[Sequence]) -> Losses:
 
 def slope_of(s, q: Token) -> float:
     """The derivative of a token's ratio."""
-    return q.ratio(s) if abs(q.x) < s.clamp else 0.0
+    return through(q.x, s.clamp, q.ratio(s))
+
+
+def through(x: float, bound: float, slope: float) -> float:
+    """A slope behind a clamp of x: 0 beyond its bound, NaN where rounding decides on which side x lies."""
+    if abs(abs(x) - bound) <= NEAR * bound:
+        return math.nan
+    return slope if abs(x) < bound else 0.0
 
 
 # --- REAL ---
 
 
 def score(s, tokens: list[Token]) -> float:
-    """The mean log-ratio of a sequence."""
-    return clip(mean_log_ratio(q.x for q in tokens), -s.clamp, s.clamp)
+    """The mean log-ratio of a sequence, before the clamp."""
+    return mean_log_ratio(q.x for q in tokens)
 
 
 def contrasts(s, sequences: list[Sequence]) -> dict[int, tuple[dict[int, float], dict[int, float]]]:
@@ -149,14 +156,16 @@ def real(s, sequences: list[Sequence]) -> Losses:
     """The derivative is that of the sum over the group's sequences of their mean token loss, times the tokens."""
     found = {(q.s, q.t): (0.0, 0.0) for q in tokens_of(s, sequences)}
     for others, goods in contrasts(s, sequences).values():
-        below = 1.0 + math.fsum(math.exp(x / s.tau) for x in others.values())
-        above = 1.0 + math.fsum(math.exp(-x / s.tau) for x in goods.values())
+        powers = {i: clip(x, -s.clamp, s.clamp) / s.tau for i, x in (others | goods).items()}
+        below = 1.0 + math.fsum(math.exp(powers[i]) for i in others)
+        above = 1.0 + math.fsum(math.exp(-powers[i]) for i in goods)
         size = len(others) + len(goods)
         for i, x in (others | goods).items():
-            slope = -math.exp(-x / s.tau) / above if i in goods else math.exp(x / s.tau) / below
-            slope = 0.0 if abs(x) >= s.clamp else slope * size / s.tau
-            for t in [t for j, t in found if j == i]:
-                found[i, t] = math.log(below) + math.log(above), slope
+            slope = -math.exp(-powers[i]) / above if i in goods else math.exp(powers[i]) / below
+            slope = through(x, s.clamp, slope * size / s.tau)
+            for q in tokens_of(s, sequences):
+                if q.s == i:
+                    found[i, q.t] = math.log(below) + math.log(above), through(q.x, D_RANGE, slope)
     return found
 
 

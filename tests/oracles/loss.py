@@ -41,7 +41,10 @@ def surrogate_losses(s, sequence, new, stopped, weights_are_ratio, looked=None):
     tokens = trained(sequence, s)
     kind = type(s).__name__
     if looked is not None:
-        return {t: looked[t][0] + looked[t][1] * (new[t] - stopped[t]) for t in tokens}
+        return {
+            t: Moving(looked[t][0], looked[t][1] * slope_of(new[t])) if slope_of(new[t]) else looked[t][0]
+            for t in tokens
+        }
 
     def x_of(t, log_probs):
         base = base_of(sequence, s, t)
