@@ -17,6 +17,7 @@ from builders.rounding import FORMULA, margin
 from frozen.generator import GARBAGE, VERSION_GARBAGE, LaidOut, Layout, Tokens
 from oracles import correction as oracle
 from oracles import metrics as oracle_metrics
+from oracles.numbers import D_RANGE, clamp, saturate
 from rollout_corr.backends import blocks, cpu_sums
 from rollout_corr.backends.run import CORRECTIONS
 from rollout_corr.backends.whole import run_whole
@@ -319,7 +320,7 @@ def compare_all(laid, out, expected, spec, mask_dtype, dtype, case, valid=None, 
         metrics: Those to compare; None: all.
     """
     computes = torch.promote_types(dtype, torch.float32)
-    compare(laid, out, expected, mask_dtype, margin(computes, FORMULA), case)
+    compare(laid, out, expected, mask_dtype, margin(computes, FORMULA), case, exponents(expected, spec.weight))
     terms = max(FORMULA, sum(map(len, expected.tokens)))
     held = laid if valid is None else replace(laid, mask=valid)
     compare_metrics(held, metrics or out.metrics(), expected, spec, margin(computes, terms), case)
@@ -337,7 +338,21 @@ def run_as(way):
         yield
 
 
-def compare(laid, out, expected, mask_dtype, within, case):
+def exponents(expected, weight):
+    """How large, per sequence, the numbers are that the log of a weight is made of: it has their rounding."""
+    if weight is None:
+        return [1.0] * len(expected.keep)
+    if weight.over == "token":
+        logs = [[math.log(x) for x in row if x] for row in expected.raw]
+    else:
+        # Of log-ratios that cancel, a sum has the rounding of the largest.
+        logs = [[saturate(clamp(x.d, weight.token_clamp), D_RANGE) for x in row if x] for row in expected.tokens]
+    largest = [max([1.0, *(abs(x) for x in row if math.isfinite(x))]) for row in logs]
+    # A mean over other sequences may come from the least exact.
+    return [max(largest, default=1.0)] * len(largest) if weight.normalize in ("batch", "group") else largest
+
+
+def compare(laid, out, expected, mask_dtype, within, case, exponents):
     """Keep and mask exactly, weights within a tolerance; the error of an exponential grows with its exponent."""
     assert (out.keep.dtype, tuple(out.keep.shape)) == (torch.bool, (len(expected.keep),)), case
     assert out.keep.tolist() == expected.keep, f"keep: {out.keep.tolist()} for {expected.keep}: {case}"
@@ -349,7 +364,7 @@ def compare(laid, out, expected, mask_dtype, within, case):
         got = laid.read(out.weights)
         for s, (row, wanted) in enumerate(zip(got, expected.weights, strict=True)):
             for t, (a, b) in enumerate(zip(row, wanted, strict=True)):
-                size = max(1.0, abs(math.log(b))) if b > 0.0 else 1.0
+                size = max(exponents[s], abs(math.log(b)) if b > 0.0 else 0.0)
                 assert error(a, b) <= within * size, f"weight [{s}][{t}]: {a} for {b}: {case}"
         assert not any(laid.elsewhere(out.weights)), f"weight outside: {case}"
 

@@ -225,8 +225,8 @@ def compare_correction(
     compare_all(told.held, out, wanted, spec, kind, torch.float32, case, valid, named)
 
 
-def sequences_of_loss(call: Call, told: Told) -> list:
-    """The sequences of a loss as its oracle takes them."""
+def sequences_of_loss(call: Call, told: Told, weights: list[list[float]] | None = None) -> list:
+    """The sequences of a loss as its oracle takes them; `weights` in place of those of its Spec."""
     loss, made, spec = call.loss, call.drawn, call.spec
     policy = made.dtypes[0]
     scale = call.given.get("scale")
@@ -242,7 +242,8 @@ def sequences_of_loss(call: Call, told: Told) -> list:
     if spec is not None:
         answer = answer_of(call, told)
         kept = [[float(x != 0) for x in row] for row in answer.mask]
-        parts["weights"], parts["train_mask"] = answer.weights, None if spec.rejected == "zero" else kept
+        parts["weights"] = answer.weights if weights is None else weights
+        parts["train_mask"] = None if spec.rejected == "zero" else kept
         if use_of(call) == "nothing":
             parts["weights"] = None if spec.rejected == "mask" else kept
     if scale is not None:
@@ -277,7 +278,9 @@ def judge_loss(call: Call, backend: str) -> None:
     out, new, _ = call.lost(backend, loss)
     if spec is not None:
         judge_correction(call, out)
-    policy, sequences = made.dtypes[0], sequences_of_loss(call, told)
+    # Its weights are judged by now: the loss has the rounding of theirs.
+    weights = None if spec is None or out.weights is None else told.held.read(out.weights)
+    policy, sequences = made.dtypes[0], sequences_of_loss(call, told, weights)
     mean, total = loss.mean, call.given.get("total")
     if mean.over == "rows":
         mean, total = replace(mean, over="original"), told.count
