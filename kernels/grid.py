@@ -11,7 +11,7 @@ from operator import attrgetter, or_
 import torch
 from torch import Tensor
 
-from ..specs.caches import cached, registered
+from ..specs.caches import cached_untraced, registered
 from .tiles import WAYS, Tiling
 
 # Threads of a program over sequences: a warp, which needs no barrier.
@@ -169,7 +169,7 @@ def grid_for(sequences: int, width: int | None, tensors: Sequence[Tensor], eleme
     return divided(cut, tokens, sequences, width, contiguous)
 
 
-@cached(maxsize=1024)
+@cached_untraced(maxsize=1024)
 def divided(cut: Cut, tokens: int, sequences: int, width: int | None, contiguous: bool) -> Grid:
     """Divide by a cut. What `correct` finds, `policy_loss` on the same batch finds again."""
     shape, bits = cut.shape, tile_for(tokens, cut.shape)
@@ -210,7 +210,7 @@ def divided(cut: Cut, tokens: int, sequences: int, width: int | None, contiguous
     )
 
 
-@cached(maxsize=1024)
+@cached_untraced(maxsize=1024)
 def of_units(grid: Grid, sequences: int) -> Grid:
     """Divide a batch whose owners of slots are turns: programs over sequences have so many to go through."""
     programs = -(-(sequences + 2) // grid.SHAPE.sequences)
@@ -225,7 +225,7 @@ def _reads_of(tensors: Sequence[Tensor], packed: bool) -> tuple[bool, bool]:
     return unit, unit and rows and all(x.data_ptr() % 16 == 0 for x in tensors)
 
 
-@cached(maxsize=16)
+@cached_untraced(maxsize=16)
 def warp_size(device: torch.device) -> int:
     """Count the threads of a warp: 32, or 64 on some of AMD's GPUs."""
     return torch.cuda.get_device_properties(device).warp_size if device.type == "cuda" else 32

@@ -24,7 +24,7 @@ from torch import Tensor
 from triton import knobs
 from triton.runtime.jit import JITFunction
 
-from ..specs.caches import cached
+from ..specs.caches import cached_untraced
 from .grid import SIZES, Grid, sizes_of, strides_of, warp_size
 
 # Bytes from one table to the next, beyond what alignment takes; tests look there for stray writes.
@@ -206,7 +206,7 @@ class Sized(NamedTuple):
     tables: tuple[list[int], int]  # see `places_of`
 
 
-@cached(maxsize=1024)
+@cached_untraced(maxsize=1024)
 def sized_for(operation: Operation, grid: Grid, gap: int) -> Sized:
     """Find what calls of an operation have in common on batches of a size."""
     return Sized(
@@ -408,7 +408,7 @@ def is_known(kernel: Any) -> bool:
     )
 
 
-@cached(maxsize=64)
+@cached_untraced(maxsize=64)
 def parameters_of(kernel: Any) -> tuple[str, ...]:
     """Name the parameters of a kernel in order."""
     return tuple(signature(kernel.fn).parameters)

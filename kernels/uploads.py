@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..specs.caches import cached
+from ..specs.caches import cached_untraced
 
 # What a captured graph reads is kept for good: nobody tells when the last graph that replays it is gone.
 _CAPTURED: dict[int, Upload] = {}
@@ -35,7 +35,7 @@ class Upload:
         return self.numbers
 
 
-@cached(maxsize=256)
+@cached_untraced(maxsize=256)
 def upload_of(numbers: tuple[float, ...], device: torch.device) -> Upload:
     """Bring numbers to a device once, whoever asks for them."""
     return Upload(numbers, device)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ...metrics.histogram import HISTOGRAM_BINS
-from ...specs.caches import cached
+from ...specs.caches import cached_untraced
 from ...specs.correction import Spec
 from ...specs.operands import CorrectOperands, CorrectResult
 from ..by_turns import PartsOfTurns, by_turns, owners_here
@@ -139,7 +139,7 @@ def tables_of(plan: Plan) -> list[Table]:
     ]
 
 
-operation_for = cached(maxsize=256)(CorrectOperation)
+operation_for = cached_untraced(maxsize=256)(CorrectOperation)
 
 
 # --- a call ---

@@ -10,7 +10,7 @@ from ...metrics import native, peers
 from ...metrics import turns as of_turns
 from ...metrics.extra import Extra
 from ...metrics.schema import columns_of, names_of
-from ...specs.caches import cached
+from ...specs.caches import cached_untraced
 from ...specs.correction import Criterion, Spec
 from ...specs.criterion import AGE, threshold_of
 from ...specs.statistics import float32_at_least, float32_at_most, log_bound
@@ -20,7 +20,7 @@ from .peers import same_numbers, slot_columns
 from .plan import Plan, PlannedCriterion, pairs_of
 
 
-@cached(maxsize=256)
+@cached_untraced(maxsize=256)
 def plan_of(spec: Spec, *, advantages: str | None, ages: str | None = None, **of_batch: Any) -> Plan:
     """Make the plan of a Spec for one kind of batch, whose further fields follow from what it has and is to get back.
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ...specs.caches import cached
+from ...specs.caches import cached_untraced
 from ...specs.operands import NO_STEP, InStep, LossOperands, LossResult, ScaleOperands
 from ...specs.terms import Objective
 from ..by_turns import by_turns
@@ -115,7 +115,7 @@ def _tables_of(plans: tuple[LossPlan, ...]) -> list[Table]:
     ]
 
 
-operation_for = cached(maxsize=256)(LossOperation)
+operation_for = cached_untraced(maxsize=256)(LossOperation)
 
 
 # --- a call ---
@@ -237,7 +237,7 @@ def prepare_scale(slope: ScaleOperands, in_place: bool = False) -> tuple[Tensor,
     return scaled, launch
 
 
-@cached(maxsize=256)
+@cached_untraced(maxsize=256)
 def _scaling_for(device: torch.device, dtypes: tuple[torch.dtype | None, ...], in_place: bool) -> Operation:
     """Make the operation of backward for the dtypes of gradient, inners, upstream, rest, offsets, flags, result."""
     _, inners, _, _, offsets, flags, _ = dtypes

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from ...metrics.loss import OF_SEQUENCES, max_names, sum_names
-from ...specs.caches import cached
+from ...specs.caches import cached_untraced
 from ...specs.statistics import float32_at_least, float32_at_most, log_of
 from ...specs.terms import Objective
 from ..correct.plan import Plan
@@ -151,7 +151,7 @@ class Scaling:
     registers: None = None  # of a thread at most: there are few
 
 
-@cached(maxsize=256)
+@cached_untraced(maxsize=256)
 def plans_of(objective: Objective, *, counted: bool, **of_batch: Any) -> tuple[LossPlan, ...]:
     """Make a plan for each pass over the tokens; with `counted` the divisor is counted here, and not given."""
     surrogate, kl, regularizer = objective.surrogate, objective.kl, objective.regularizer

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ...metrics.schema import names_of
-from ...specs.caches import cached
+from ...specs.caches import cached_untraced
 from ...specs.correction import Spec
 from ...specs.operands import CorrectOperands, InStep, LossOperands, LossResult
 from ...specs.terms import Objective
@@ -82,7 +82,7 @@ class StepOperation(Operation):
         super().__init__(sites, tables_of(plan), STRIDED)
 
 
-operation_for = cached(maxsize=256)(StepOperation)
+operation_for = cached_untraced(maxsize=256)(StepOperation)
 
 
 def run(given: LossOperands, wanted: tuple[Spec, Objective]) -> LossResult:
@@ -153,7 +153,7 @@ def correction_of(given: LossOperands, spec: Spec) -> CorrectOperands:
     )  # fmt: skip
 
 
-@cached(maxsize=256)
+@cached_untraced(maxsize=256)
 def settled_plan(spec: Spec, device: torch.device, **of_batch: Any) -> tuple[Plan, Upload]:
     """Make the plan of a pass that weighs and tests tokens again, once sequences are decided about; and its numbers."""
     plan = plan_of(spec, writes_mask=False, edits_mask=spec.edits_mask, **of_batch)

@@ -17,7 +17,6 @@ from ..backends.ranks import THIS_RANK, Claims, claims_of
 from ..backends.read import Given, check_mask, check_turns, measuring_turns, read_batch
 from ..backends.run import mask_back, run_correction, start_correction
 from ..metrics.statistics import HasStatistics, Statistics
-from ..specs.caches import unless_compiled
 from ..specs.checked import by_path, known_keywords
 from ..specs.correction import Spec, no_spec
 from ..specs.operands import CorrectResult
@@ -223,7 +222,7 @@ def read_request(given: Given) -> tuple[OpenBatch, Spec]:
         _check(spec, backend)
         if given.batch.turns is not None or spec.measures_turns:
             check_turns(spec, given.batch.turns)
-            spec = unless_compiled(measuring_turns)(spec)
+            spec = measuring_turns(spec)
         if backend == "triton":
             reason = beyond_kernels(spec)
             if reason is not None:

@@ -30,7 +30,7 @@ from ..backends.read import (
     turns_there,
     wanted_by,
 )
-from ..specs.caches import cached, unless_compiled
+from ..specs.caches import cached
 from ..specs.checked import by_path
 from ..specs.correction import Spec
 from ..specs.loss import Loss
@@ -227,7 +227,7 @@ def read_request(given: Given) -> LossRequest:
         total, scales, log_mass, of_base, double, turns_there(read, turns, of) if of_turns else None,
         differentiable=torch.is_grad_enabled() and read.first.requires_grad,
         leaf=read.first,
-        objective=unless_compiled(_objective)(
+        objective=_objective(
             loss, replaces_ratio, ready.nonfinite if spec is None else spec.nonfinite
         ),
         restore=read.layout.give_back, given_mask=of.mask, group=of.ranks.sequence, groups=groups,
@@ -242,7 +242,7 @@ def read_request(given: Given) -> LossRequest:
         corrects = opened(read, given, run, train, rollout, advantages, per_sequence, turns, mass, numerator)
     logps = {"new_logp": read.first, "old_logp": old, "rollout_logp": rollout, "ref_logp": ref}
     logps |= {} if mass is None else {"kept_mass": mass.log_mass}
-    runner = unless_compiled(chosen)(runs_on, beyond, on_cpu, torch.compiler.is_compiling(), split).name
+    runner = chosen(runs_on, beyond, on_cpu, torch.compiler.is_compiling(), split).name
     return LossRequest(given, task, spec, corrects, run, logps, entropy, ids, mode, use, ready.joined, runs_on, runner)
 
 
@@ -273,7 +273,7 @@ def _spec_inside(spec: Spec, old: Tensor | None, backend: str, multiply: bool) -
     for criterion in spec.criteria:
         if criterion.of == "new/old" and old is None:
             raise ValueError(f"old_logp: expected log-probs for criterion {criterion.label!r} of new/old, got None")
-    run = unless_compiled(_spec_to_run)(spec, old is not None, multiply)
+    run = _spec_to_run(spec, old is not None, multiply)
     if backend == "triton" and (reason := operators.beyond_kernels(run)) is not None:
         raise ValueError(f"backend: expected 'auto' or 'torch', got 'triton': {reason}")
     return run

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
 from ..specs.caches import cached
 from ..specs.correction import Spec, no_spec
+from ..specs.surrogate import Surrogate
 from . import operators
-
-if TYPE_CHECKING:
-    from ..specs.surrogate import Surrogate
 
 BackendName = Literal["auto", "triton", "torch"]
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..metrics import loss as loss_metrics
-from ..specs.caches import cached
+from ..specs.caches import cached_untraced
 from ..specs.operands import LossOperands, LossResult, ScaleOperands
 from ..specs.surrogate import Decided
 from ..specs.terms import Objective
@@ -93,7 +93,7 @@ def scaled(
     return scaled
 
 
-@cached(maxsize=1)
+@cached_untraced(maxsize=1)
 def kernels() -> Any:
     """Import the launcher of the kernels, and with it Triton."""
     from ..kernels.policy_loss import launch
@@ -101,7 +101,7 @@ def kernels() -> Any:
     return launch
 
 
-@cached(maxsize=1)
+@cached_untraced(maxsize=1)
 def launcher() -> Any:
     """The launcher of calls that no operator stands for, behind the comparison of the first of them."""
     from . import first_call

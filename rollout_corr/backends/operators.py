@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ..metrics import aggregates, schema
-from ..specs.caches import cached, registered
+from ..specs.caches import cached_untraced, registered
 from ..specs.correction import Spec
 from ..specs.operands import CorrectOperands, CorrectResult, compute_dtype
 from . import blocks, whole
@@ -151,7 +151,7 @@ def is_operator(given: CorrectOperands) -> bool:
     )
 
 
-@cached(maxsize=1)
+@cached_untraced(maxsize=1)
 def kernels() -> Any:
     """Import the launcher of the kernels, and with it Triton."""
     from ..kernels.correct import launch
@@ -159,7 +159,7 @@ def kernels() -> Any:
     return launch
 
 
-@cached(maxsize=1)
+@cached_untraced(maxsize=1)
 def launcher() -> Any:
     """The launcher of calls that no operator stands for, behind the comparison of the first of them."""
     from . import first_call

@@ -13,7 +13,7 @@ from ..specs.operands import LossOperands
 from .batch import OpenBatch
 from .layouts import dtype_of
 
-if TYPE_CHECKING:
+if TYPE_CHECKING or dist.is_available():
     from torch.distributed import ProcessGroup
 
 

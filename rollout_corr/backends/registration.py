@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
 import torch
 from torch import Tensor
 
-from ..specs.caches import unless_compiled
 from ..specs.operands import CorrectOperands, LossOperands
 
 if TYPE_CHECKING:
@@ -53,7 +52,7 @@ def encoded_once(value: Checked) -> tuple[str, list[float]]:
     """A Spec or an Objective as the operands of an operator."""
     from ..specs.encode import encode_once
 
-    return unless_compiled(encode_once)(value)
+    return encode_once(value)
 
 
 def offsets_near_tokens(given: Operands) -> Operands:

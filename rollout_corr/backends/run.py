@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..metrics import native, peers, schema
 from ..metrics.statistics import Statistics, sum_of
-from ..specs.caches import cached, unless_compiled
+from ..specs.caches import cached
 from ..specs.correction import Spec
 from ..specs.operands import CorrectResult
 from ..specs.weight import SMALLEST_MEAN
@@ -48,7 +48,7 @@ def runner_of(batch: OpenBatch, spec: Spec, backend: str, split: bool = False) -
         beyond = "labels of sequences that lie on several ranks" if split else "the operator knows no labels"
     beyond = beyond or operators.of_double(backend, batch.dtype)
     at_once = spec.asks_batch and batch.dtype == torch.float64
-    return unless_compiled(chosen)(backend, beyond, batch.train.device.type == "cpu", compiling, split, at_once).name
+    return chosen(backend, beyond, batch.train.device.type == "cpu", compiling, split, at_once).name
 
 
 def _before_division(spec: Spec) -> Spec:
@@ -59,7 +59,7 @@ def _before_division(spec: Spec) -> Spec:
     # Asked by every call; the hash of a Spec takes longer than all of this.
     if spec.weight is None or not spec.weight.self_normalized:
         return spec
-    return unless_compiled(_undivided)(spec)
+    return _undivided(spec)
 
 
 @cached(maxsize=256)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..metrics import loss as loss_metrics
-from ..specs.caches import cached
+from ..specs.caches import cached, cached_untraced
 from ..specs.correction import Spec
 from ..specs.operands import CorrectResult, InStep, LossOperands, LossResult
 from ..specs.surrogate import WeightUse
@@ -136,7 +136,7 @@ class Unsettled:
         return result.weights, result.mask
 
 
-@cached(maxsize=1)
+@cached_untraced(maxsize=1)
 def kernels() -> Any:
     """Import the launcher of the kernels, and with it Triton."""
     from ..kernels.policy_loss import step
@@ -144,7 +144,7 @@ def kernels() -> Any:
     return step
 
 
-@cached(maxsize=1)
+@cached_untraced(maxsize=1)
 def launcher() -> Any:
     """The launcher of steps, behind the comparison of the first of them."""
     return first_call.launcher_of(

@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from ..specs.caches import cached, unless_compiled
+from ..specs.caches import cached
 from ..specs.choices import Outside
 from ..specs.correction import Criterion, Weight
 from ..specs.statistics import float32_at_least, float32_at_most, log_bound
@@ -41,7 +41,7 @@ def bounds_in_numbers(lower: float | None, upper: float | None) -> WeightBounds:
 
 def with_found(weight: Weight, low: Bound, high: Bound) -> WeightBounds:
     """The bounds of a weight; the batch may have decided some, whose logarithms are given as numbers or 0-d tensors."""
-    known = unless_compiled(bounds_in_numbers)(weight.low, weight.high)
+    known = bounds_in_numbers(weight.low, weight.high)
     return WeightBounds(
         known.low if low is None else low,
         known.high if high is None else high,

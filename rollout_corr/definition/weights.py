@@ -8,7 +8,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..specs.caches import unless_compiled
 from ..specs.correction import Spec, Weight
 from .bounds import BoundsOfBatch, WeightBounds, after_bounds, bounds_in_numbers, with_found
 from .correction import Decision, total_of_d
@@ -65,7 +64,7 @@ def weigh(tokens: Tokens, decision: Decision, spec: Spec, found: BoundsOfBatch |
     if weight is None:
         return None
     ratios = ratios_of(weight, tokens, decision, spec)
-    bounds = unless_compiled(bounds_in_numbers)(weight.low, weight.high)
+    bounds = bounds_in_numbers(weight.low, weight.high)
     if weight.rules:
         assert found is not None
         bounds = with_found(weight, *found.of_weight(weight, ratios.log, ratios.among))

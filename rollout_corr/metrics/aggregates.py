@@ -19,7 +19,7 @@ from ..definition.correction import Outcome
 from ..definition.findings import Findings
 from ..definition.tokens import LARGEST_STATISTIC, Number, Tokens, k3, probability, select, tensor_of, ulps
 from ..definition.weights import kept_tokens
-from ..specs.caches import cached, unless_compiled
+from ..specs.caches import cached
 from ..specs.correction import Criterion, Spec
 from .all_sequences import AllSequences, OfColumns
 from .formulas import exp
@@ -295,7 +295,7 @@ FULL = [
 @cached(maxsize=1024)
 def rows_at(spec: Spec, *places: At) -> list[Aggregate]:
     """The rows of a Spec that are taken at some places."""
-    return [row for row in unless_compiled(aggregates_of)(spec) if row.at in places]
+    return [row for row in aggregates_of(spec) if row.at in places]
 
 
 class Rows(NamedTuple):

@@ -13,7 +13,7 @@ from ..definition.bounds import OPEN
 from ..definition.facts import Named, SequenceFacts, concatenate
 from ..definition.findings import Findings, Numbers
 from ..definition.tokens import Number, select
-from ..specs.caches import cached, unless_compiled
+from ..specs.caches import cached
 from ..specs.correction import Spec
 from . import peers, schema
 from .aggregates import Rows, rows_at
@@ -44,11 +44,10 @@ class Plan(NamedTuple):
 def plan_of(spec: Spec) -> Plan:
     """Make the plan of a Spec, which every call fetches once."""
     units: tuple[At, ...] = ("sequences", "measured", "turns", "measured turns", "call")
-    rows, layout = unless_compiled(rows_at), unless_compiled(schema.layout)
     return Plan(
-        Rows.of(rows(spec, "tokens", "diagnosis", "blocks")),
-        {place: Rows.of(rows(spec, place)) for place in units},
-        *layout(spec),
+        Rows.of(rows_at(spec, "tokens", "diagnosis", "blocks")),
+        {place: Rows.of(rows_at(spec, place)) for place in units},
+        *schema.layout(spec),
     )
 
 
@@ -150,7 +149,7 @@ class Collector:
     """
 
     def __init__(self, spec: Spec, on_host: bool = False, labeled: tuple[Labeled, ...] = ()) -> None:
-        self._spec, self._on_host, self._plan = spec, on_host, unless_compiled(plan_of)(spec)
+        self._spec, self._on_host, self._plan = spec, on_host, plan_of(spec)
         self._labels: LabelCollector | None = None
         if labeled:
             from .by_label import LabelCollector

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from ..specs.caches import cached, unless_compiled
+from ..specs.caches import cached
 from ..specs.checked import by_path
 from ..specs.correction import Spec
 from . import aggregates, peers
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 def columns_of(spec: Spec, names: Sequence[str] | None = None) -> Columns:
     """All statistics without the histogram, the native ones first in each stretch; `names` as in `aggregates_of`."""
     names = [criterion.label for criterion in spec.criteria] if names is None else names
-    rows = unless_compiled(aggregates.aggregates_of)(spec, tuple(names))
+    rows = aggregates.aggregates_of(spec, tuple(names))
     late = [row for row in rows if row.at == "diagnosis"]
     of_tokens = [row for row in rows if row.at == "tokens"]
     of_sequences = [row for row in rows if row.at not in ("tokens", "diagnosis")]

@@ -8,20 +8,19 @@ from functools import reduce
 from typing import TYPE_CHECKING
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
-from ..specs.caches import unless_compiled
 from ..specs.checked import by_path
 from ..specs.choices import REPORTS, MetricNames
 from ..specs.correction import Spec
+from ..specs.terms import Objective
 from . import native, peers, schema
+from .extra import Extra
+from .labels import LabelSet
 
-if TYPE_CHECKING:
+if TYPE_CHECKING or dist.is_available():
     from torch.distributed import ProcessGroup
-
-    from ..specs.terms import Objective
-    from .extra import Extra
-    from .labels import LabelSet
 
 # What `all_reduce` pads to: twenty criteria with detail="full" and all peers' metrics have 1,212 sums and 58 maxima.
 SUMS_BLOCK, MAXIMA_BLOCK = 1536, 128
@@ -49,7 +48,7 @@ class Statistics:
 
     @property
     def _count(self) -> int:
-        return len(unless_compiled(schema.layout)(self.spec, self.objective, self.extra)[0])
+        return len(schema.layout(self.spec, self.objective, self.extra)[0])
 
     @property
     def sums(self) -> Tensor:
@@ -67,7 +66,7 @@ class Statistics:
 
         With `Spec.apply` False every valid token trains. A token with a weight of 0 still counts as one that trains.
         """
-        names = unless_compiled(schema.layout)(self.spec, self.objective, self.extra)[0]
+        names = schema.layout(self.spec, self.objective, self.extra)[0]
         corrected = "tokens" if self.spec is not None and not self.spec.apply else "tokens_kept"
         counts = [self.vector[names.index(name)] for name in (corrected, "loss_tokens") if name in names]
         return torch.stack(counts).amin() == 0
@@ -259,7 +258,7 @@ class Statistics:
 
 def sum_of(statistics: Statistics, name: str) -> Tensor:
     """A sum that the Spec asks for, 0-d."""
-    return statistics.vector[unless_compiled(schema.layout)(statistics.spec)[0].index(name)]
+    return statistics.vector[schema.layout(statistics.spec)[0].index(name)]
 
 
 def _padded(x: Tensor, block: int, value: float, head: tuple[float, ...] = ()) -> Tensor:

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
+
+from torch import Tensor
 
 from .bounds_of_batch import OfBatch, Owner, Side
 from .checked import arguments_of, keywords_meant
 from .validate import choice, number, positive, shown
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 # The values that decide a bound: all of the batch, or of each group of sequences.
 Within = Literal["batch", "group"]

@@ -137,18 +137,3 @@ def test_the_loss_of_what_is_kept():
     slopes = [torch.autograd.grad(one.value, new)[0] for one in (fused, plain)]
     assert torch.equal(fused.value, plain.value) and torch.equal(*slopes)
     assert fused.metrics()["token_k2/upper_max"] > 0.0
-
-
-def test_inside_a_compiled_function():
-    spec = rc.Spec(criteria=(rc.Criterion("abs", over="sequence", reduce="mean", upper=rc.Quantile(0.6)),))
-    laid = lay_out(random_sequences(0), "padded_right", torch.float32)
-
-    @torch.compile(fullgraph=True, backend="eager")
-    def compiled(train, rollout, mask):
-        found = rc.correct(train, rollout, mask=mask, spec=spec)
-        return found.mask, found.keep, found.statistics.sums, found.statistics.maxima
-
-    mask, keep, sums, maxima = compiled(laid.train, laid.rollout, laid.mask)
-    eager = laid.correct(spec)
-    assert torch.equal(mask, eager.mask) and torch.equal(keep, eager.keep)
-    assert torch.equal(maxima[-2:], eager.statistics.maxima[-2:]) and sums.shape == eager.statistics.sums.shape

@@ -72,6 +72,7 @@ def test_operator_keeps_its_promises(name):
     rows = [x.view(4, 10) for x in (train, rollout, *external)]
     for arguments in (
         (train, rollout, mask, offsets, None, False, external, None, None, False, None, *text),
+        (train, rollout, mask, offsets, None, False, external, None, None, False, TURNS, *text),
         (*rows[:2], None, None, None, False, rows[2:], None, -rows[0].abs(), True, None, *text),
     ):
         torch.library.opcheck(torch.ops.rollout_corr.correct, arguments)
@@ -105,6 +106,36 @@ def test_no_graph_break(name, backend):
         for arguments in ((train, rollout, mask, offsets), (*(x.view(4, -1) for x in (train, rollout, mask)), None)):
             for got, wanted in zip(compiled(*arguments), step(*arguments), strict=True):
                 assert torch.equal(got, wanted)
+
+
+TURNS = torch.tensor([0, 3, 7, 7, 12, 20, 40])
+# What a compiled function may be given beyond a mask and offsets.
+GIVEN = {
+    "turns": (
+        rc.Spec(
+            rc.Weight.geometric(over="turn"),
+            (C("k3", "turn", "mean", upper=0.05), C("abs", "sequence", "max", upper=0.9, drop="token")),
+            rejected="both",
+        ),
+        {"turns": TURNS},
+    ),
+    "labels": (SPECS["metrics"], {"labels": {"task": rc.Labels(torch.tensor([0, 1, 1, 0]), 2)}}),
+    "a bound of the batch": (SPECS["decided"], {}),
+}
+
+
+@pytest.mark.parametrize("name", GIVEN)
+def test_a_compiled_function_gives_the_same(name):
+    """And torch says nothing: it would warn of a cache that it follows, which is an error in these tests."""
+    (train, rollout, mask, offsets), (spec, more) = inputs(), GIVEN[name]
+
+    def step(train, rollout, mask):
+        out = rc.correct(train, rollout, rc.Batch(mask=mask, cu_seqlens=offsets, **more), spec=spec)
+        return out.mask, out.keep, out.statistics.sums
+
+    compiled = torch.compile(step, fullgraph=True, backend="eager")
+    for found, wanted in zip(compiled(train, rollout, mask), step(train, rollout, mask), strict=True):
+        assert_near(found.double(), wanted.double(), torch.float32)
 
 
 def test_a_spec_made_or_changed_inside_a_compiled_function_is_not_stale():

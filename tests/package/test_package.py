@@ -193,6 +193,13 @@ def test_requirements():
     assert required == ["torch>=2.10"]
 
 
+def test_type_hints_of_public_names_resolve():
+    for name, value in ((name, getattr(rc, name)) for name in rc.__all__):
+        if inspect.isclass(value) or inspect.isfunction(value):
+            methods = [x for key, x in vars(value).items() if inspect.isfunction(x) and not key.startswith("__")]
+            assert all(typing.get_type_hints(x) is not None for x in (value, *methods)), name
+
+
 def test_every_public_name_is_documented():
     assert sorted(set(rc.__all__)) == sorted(rc.__all__)
     for name in rc.__all__:

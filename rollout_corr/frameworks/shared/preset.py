@@ -9,14 +9,12 @@ import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from ...specs.choices import Drop, Of, Reduce, Unit, WeightReduce
 from ...specs.correction import Criterion, Spec, Weight
+from ...specs.loss import Loss
 from .settings import Given, default_of, same_kind
-
-if TYPE_CHECKING:
-    from ...specs.loss import Loss
 
 # A framework's level of a ratio: the `over` and `reduce` of the weight that it is, and of the criterion that tests it.
 LEVELS: dict[str, tuple[Unit, WeightReduce | None]] = {
