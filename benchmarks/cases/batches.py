@@ -214,7 +214,6 @@ def make(case: Case, device: str | torch.device = "cpu", seed: int = 0) -> Batch
     rollout = uniform().clamp_(min=1e-4).log_()
     spread = torch.where(uniform() < 1e-3, RARE, USUAL)
     old = (rollout + spread * normal()).clamp_(max=0.0)
-    new = (old + STEP * normal()).clamp_(max=0.0)
     if case.packed:
         offsets = offsets_of(lengths)
         starts = offsets[:-1].to(device).repeat_interleave(held, output_size=case.tokens)
@@ -228,6 +227,11 @@ def make(case: Case, device: str | torch.device = "cpu", seed: int = 0) -> Batch
         column = torch.arange(case.shape[1], device=device).expand(case.shape)
         valid = column >= case.shape[1] - held[:, None] if case.left else column < held[:, None]
         cu_seqlens = None
+    if case.sequences == 1:
+        # Its mean D decides for the whole batch: a loss of nothing but a rejected sequence has no gradient to compare.
+        old = (old - torch.where(valid, old - rollout, 0.0).sum() / valid.sum()).clamp_(max=0.0)
+    new = (old + STEP * normal()).clamp_(max=0.0)
+    if not case.packed:
         old, new, rollout = (torch.where(valid, x, 0.0) for x in (old, new, rollout))
     return Batch(
         old=old.to(case.logp),

@@ -60,6 +60,13 @@ def test_where_the_mask_lies():
     assert last.numel() == batches.PAD and not last.any()
 
 
+@pytest.mark.parametrize("seed", [0, 18])
+def test_a_batch_of_one_sequence_is_not_rejected_whole(seed):
+    """At full size, where the mean D of 1,024 tokens would be beyond a bound: the gate refuses a gradient of zeros."""
+    row = make(CASES["SkyRL's row"], seed=seed)
+    assert gate.check(row, BOTH, outcomes(row, BOTH)) == {}
+
+
 BYTES = {
     ("16M", "METRICS"): 4 + 4 + 1,
     ("16M", "TOKEN"): 4 + 4 + 1 + 4 + 1,
