@@ -9,8 +9,10 @@ any fault.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import shutil
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
@@ -31,28 +33,33 @@ def main(arguments: list[str]) -> int:
     copies: SimpleQueue[Path] = SimpleQueue()
     survivors = 0
 
-    def tried(fault: Fault) -> tuple[int, str]:
-        copy = copies.get()
+    def tried(fault: Fault | None, tests: tuple[str, ...]) -> tuple[int, str]:
+        copy, begun = copies.get(), time.monotonic()
         try:
-            with planted(fault, copy):
-                return run(fault.tests, copy)
+            with contextlib.nullcontext() if fault is None else planted(fault, copy):
+                code, said = run(tests, copy)
         except ValueError as error:
-            return -1, str(error)
+            code, said = -1, str(error)
         finally:
             copies.put(copy)
+        return code, f"{said.strip()} ({time.monotonic() - begun:.0f} s)"
 
-    with copied(HERE) as first:
-        every = tuple(sorted({test for fault in chosen for test in fault.tests}))
-        code, said = run(every, first)
-        if code != GREEN:
-            print(f"without a fault: {said}")
-            return 1
+    every = tuple(sorted({test for fault in chosen for test in fault.tests}))
+    with copied(HERE) as first, ThreadPoolExecutor(given.jobs) as pool:
         for number in range(given.jobs):
             copies.put(shutil.copytree(first, first.parent / str(number), symlinks=True))
-        with ThreadPoolExecutor(given.jobs) as pool:
-            for fault, (code, said) in zip(chosen, pool.map(tried, chosen), strict=True):
-                survivors += code not in RED
-                print(f"{'red  ' if code in RED else 'GREEN'} {fault}: {said.strip()}", flush=True)
+        # The longest run begins first, and faults are planted in the other copies meanwhile.
+        without = pool.submit(tried, None, every)
+        runs = [pool.submit(tried, fault, fault.tests) for fault in chosen]
+        code, said = without.result()
+        if code != GREEN:
+            pool.shutdown(cancel_futures=True)
+            print(f"without a fault: {said}")
+            return 1
+        for fault, one in zip(chosen, runs, strict=True):
+            code, said = one.result()
+            survivors += code not in RED
+            print(f"{'red  ' if code in RED else 'GREEN'} {fault}: {said}", flush=True)
     print(f"{len(chosen)} faults, {survivors} that no test notices")
     return 1 if survivors else 0
 
