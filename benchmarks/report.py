@@ -11,7 +11,7 @@ from benchmarks.cpu.tables import DISTURBED, absent, all_tables, in_short
 from benchmarks.cpu.turns import BUSY
 from benchmarks.gpu import page as gpu_page
 from benchmarks.machine import RESULTS, ROOT
-from benchmarks.tables import Found, markdown, markdown_rows
+from benchmarks.tables import Found, commit_of, grid, markdown
 from rollout_corr.whole_files import write_whole
 
 CPU_RESULTS, GPU_RESULTS, COSTS, STEPS = (RESULTS / f"{name}.json" for name in ("cpu", "gpu", "costs", "steps"))
@@ -31,9 +31,8 @@ NO_GPU_YET = (
 
 def page(text: str, results: Found | None, of_gpu: Found | None, counted: Found, of_steps: Found) -> str:
     """Return docs/benchmarks.md with the parts that are made of results of the CPU, of a GPU and of counts."""
-    head = [["call", "who", *costs.AMOUNTS[:2], "bytes moved a token"], [":--", ":--", *["--:"] * 3]]
-    text = filled(text, "headline", markdown_rows(head + costs.headline(counted)))
-    text = filled(text, "steps", markdown([costs.steps(of_steps)])[2:])
+    text = filled(text, "headline", grid(costs.headline(counted)))
+    text = filled(text, "steps", grid(costs.steps(of_steps)))
     text = filled(text, "gpu", [NO_GPU_YET] if of_gpu is None else below(gpu_page.body(of_gpu)))
     return filled(text, "times", NO_RESULT if results is None else in_short(results))
 
@@ -55,12 +54,12 @@ def filled(text: str, name: str, lines: Iterable[str]) -> str:
 
 def of_kernels(text: str, of_steps: Found) -> str:
     """Return docs/kernels.md with its table of a step."""
-    return filled(text, "steps", markdown_rows(costs.steps_of_ours(of_steps)))
+    return filled(text, "steps", grid(costs.steps_of_ours(of_steps)))
 
 
 def of_readme(text: str, results: Found | None, of_steps: Found) -> str:
     """Return README with its tables of counts and of times."""
-    text = filled(text, "steps", markdown_rows(costs.steps_in_short(of_steps)))
+    text = filled(text, "steps", grid(costs.steps_in_short(of_steps)))
     return filled(text, "times", NO_RESULT if results is None else in_short(results))
 
 
@@ -68,12 +67,11 @@ def of_cpu(results: Found) -> list[str]:
     """The run of the CPU, and its tables."""
     about = results["machine"]
     caches = ", ".join(f"{level} {size}" for level, size in about["caches"].items()) or "unknown"
-    state = " with uncommitted changes" if results["dirty"] else ""
     verl = "without verl" if about["verl"] is None else f"verl {about['verl']}"
     setting = ", ".join(f"{name}={value}" for name, value in about["allocator"].items()) or "the defaults"
     missing = [f"{line}." for line in absent(results)]
     return [
-        f"**This run of the CPU:** {results['date']}, commit {results['commit'][:12]}{state}.",
+        f"**This run of the CPU:** {commit_of(results)}.",
         f"{about['cpu']}, {about['cores']} cores, caches {caches}, {about['vectors']}; {about['system']}, Python "
         f"{about['python']}, torch {about['torch']}, {verl}; allocator settings: {setting}.",
         f"A round is *disturbed* if `torch.exp` took over {DISTURBED:.2f} times its fastest. It is dropped if that",

@@ -30,6 +30,12 @@ def table(
     return Table(title, [*words, *columns], rows, len(words))
 
 
+def of_rows(title: str, rows: Sequence[Found], left: int) -> Table:
+    """Make a table of rows that have the same keys, which are its head."""
+    head = list(rows[0]) if rows else []
+    return Table(title, head, [[str(row[name]).replace("|", "/") for name in head] for row in rows], left)
+
+
 def to_json(results: Found) -> str:
     """Write results indented, with every list of numbers on one line, and so every mapping in a list that is flat."""
     return _write(results, 0) + "\n"
@@ -68,21 +74,25 @@ def mebibytes(size: int) -> str:
     return f"{size / 2**20:.1f}"
 
 
+def commit_of(results: Found) -> str:
+    """The date and the commit of a run, in words."""
+    state = {True: " with uncommitted changes", False: "", None: " (of a copy without git, as its caller says)"}
+    return f"{results['date']}, commit {results['commit'][:12]}{state[results['dirty']]}"
+
+
 def met(reached: bool) -> str:
     return "yes" if reached else "no"
 
 
-def markdown_rows(lines: Iterable[Sequence[str]]) -> list[str]:
-    return ["| " + " | ".join(line) + " |" for line in lines]
+def grid(one: Table) -> list[str]:
+    """Lines of Markdown, without the title."""
+    rule = [":--"] * one.left + ["--:"] * (len(one.head) - one.left)
+    return ["| " + " | ".join(line) + " |" for line in (one.head, rule, *one.rows)]
 
 
-def markdown(tables: Sequence[Table]) -> list[str]:
-    """Lines of Markdown."""
-    lines: list[str] = []
-    for one in tables:
-        rule = [":--"] * one.left + ["--:"] * (len(one.head) - one.left)
-        lines += [f"## {one.title}", "", *markdown_rows([one.head, rule, *one.rows]), ""]
-    return lines
+def markdown(tables: Iterable[Table]) -> list[str]:
+    """Lines of Markdown, each table below its title."""
+    return [line for one in tables for line in (f"## {one.title}", "", *grid(one), "")]
 
 
 def drawn(tables: Sequence[Table], notes: Sequence[str]) -> str:

@@ -45,7 +45,7 @@ def library(folder: Path = BUILT) -> Path:
     return target
 
 
-def install(folder: Path = BUILT) -> ctypes.CDLL:
+def install(folder: Path = BUILT) -> None:
     """Make Triton launch on the driver that does nothing; CPU tensors stand for those of a GPU from here on.
 
     For a process of its own: Triton and this package keep what they have found out about a driver.
@@ -55,8 +55,7 @@ def install(folder: Path = BUILT) -> ctypes.CDLL:
     os.environ["TRITON_LIBCUDA_PATH"] = str(found.parent)
     os.environ.setdefault("TRITON_CACHE_DIR", str(folder / "triton"))
     # By its name it is found again when Triton's own modules ask for a libcuda.so.1.
-    loaded = ctypes.CDLL(str(found), mode=ctypes.RTLD_GLOBAL)
-    loaded.count_launches.restype = ctypes.c_long
+    ctypes.CDLL(str(found), mode=ctypes.RTLD_GLOBAL)
 
     import triton
     import triton.compiler
@@ -64,7 +63,6 @@ def install(folder: Path = BUILT) -> ctypes.CDLL:
     triton.runtime.driver.set_active(_driver())
     mock.patch.object(triton.compiler, "compile", _uncompiled).start()
     _pass_cpu_tensors_for_those_of_a_gpu()
-    return loaded
 
 
 def _driver() -> Any:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
-from benchmarks.tables import Found, Table, number
+from benchmarks.tables import Found, Table, number, table
 
 OURS = "rollout-corr, kernels"
 BY_HAND = "torch.compile by hand"
@@ -27,9 +27,32 @@ HEADS = {
 AMOUNTS = ("launches", "waits", "bytes moved", "temporaries", "host")
 
 
+Column = Callable[[Found], str]
+
+
 def all_tables(results: Found) -> list[Table]:
     """Make the table of every call, and of who is better."""
     return [*(table_of(results, what) for what in HEADS), better(results)]
+
+
+def named(row: Found) -> list[str]:
+    """The name and version of who is counted, and the layout."""
+    return [f"{row['who']} {row['version']}".strip(), row["layout"]]
+
+
+def per_token(row: Found, amount: int | None) -> float | None:
+    """An amount of a row for each valid token; None: it was not counted."""
+    return None if amount is None else amount / row["tokens"]
+
+
+def bytes_of(row: Found) -> int:
+    """Bytes that a call reads and writes."""
+    return row["read"] + row["written"]
+
+
+def moved(row: Found) -> str:
+    """Bytes that a call reads and writes for each valid token."""
+    return number(per_token(row, bytes_of(row)))
 
 
 def table_of(results: Found, what: str) -> Table:
@@ -38,27 +61,20 @@ def table_of(results: Found, what: str) -> Table:
     shown = [row for row in rows if row["shape"] == SHAPE]
     known = [row["who"] for row in shown if not row["version"]]
     shown.sort(key=lambda row: (1, row["waits"], row["launches"]) if row["version"] else (0, known.index(row["who"])))
-    lines = []
-    for row in shown:
-        same = [one for one in rows if (one["who"], one["layout"]) == (row["who"], row["layout"])]
-        lines.append(
-            [
-                f"{row['who']} {row['version']}".strip(),
-                row["layout"],
-                sizes(one["launches"] for one in same),
-                sizes(one["waits"] for one in same),
-                moved(row),
-                "-" if row["temporaries"] is None else number(row["temporaries"] / row["tokens"]),
-                over_ours(results["host"], row["who"], what),
-            ]
+
+    def of_sizes(name: str) -> Column:
+        return lambda row: sizes(
+            one[name] for one in rows if (one["who"], one["layout"]) == (row["who"], row["layout"])
         )
-    head = ["who", "layout", "launches", "waits", "bytes moved a token", "temporaries a token", "host"]
-    return Table(HEADS[what], head, lines, 2)
 
-
-def moved(row: Found) -> str:
-    """Bytes that a call reads and writes for each valid token."""
-    return number((row["read"] + row["written"]) / row["tokens"])
+    columns: dict[str, Column] = {
+        "launches": of_sizes("launches"),
+        "waits": of_sizes("waits"),
+        "bytes moved a token": moved,
+        "temporaries a token": lambda row: number(per_token(row, row["temporaries"])),
+        "host": lambda row: over_ours(results["host"], row["who"], what),
+    }
+    return table(HEADS[what], ["who", "layout"], named, columns, shown)
 
 
 def over_ours(host: Found, who: str, what: str) -> str:
@@ -87,10 +103,9 @@ def amounts(results: Found, row: Found) -> dict[str, float]:
 
     One that was not counted is no less than another.
     """
-    host = results["host"].get(row["who"], {}).get(row["what"], math.inf)
-    temporaries = math.inf if row["temporaries"] is None else row["temporaries"] / row["tokens"]
-    per_token = (row["read"] + row["written"]) / row["tokens"]
-    return dict(zip(AMOUNTS, [row["launches"], row["waits"], per_token, temporaries, host], strict=True))
+    found = [row["launches"], row["waits"], per_token(row, bytes_of(row)), per_token(row, row["temporaries"])]
+    found.append(results["host"].get(row["who"], {}).get(row["what"]))
+    return {name: math.inf if x is None else x for name, x in zip(AMOUNTS, found, strict=True)}
 
 
 def sizes(counts: Iterable[int]) -> str:
@@ -99,62 +114,47 @@ def sizes(counts: Iterable[int]) -> str:
     return f"{found[0]:,}" if len(set(found)) == 1 else "; ".join(f"{count:,}" for count in found)
 
 
-def headline(results: Found) -> list[list[str]]:
-    """Rows of launches, waits and bytes a token, in rows with padding: ours, verl's, TRL's and by hand."""
+def counts(*names: str) -> dict[str, Column]:
+    """Columns of whole numbers."""
+    return {name: lambda row, name=name: f"{row[name]:,}" for name in names}
+
+
+def headline(results: Found) -> Table:
+    """Make the table of ours, verl's, TRL's and by hand, in rows with padding."""
     rows = {
-        (row["who"], row["what"]): row for row in results["rows"] if (row["shape"], row["layout"]) == (SHAPE, "padded")
+        (row["what"], row["who"]): row for row in results["rows"] if (row["shape"], row["layout"]) == (SHAPE, "padded")
     }
-    found = []
-    for what in ("correction", "loss"):
-        for who in (OURS, "verl", "TRL", SHORT[what]):
-            row = rows[who, what]
-            found.append([HEADS[what], who, f"{row['launches']}", f"{row['waits']}", moved(row)])
-    return found
+    shown = [rows[what, who] for what in ("correction", "loss") for who in (OURS, "verl", "TRL", SHORT[what])]
+    columns = counts("launches", "waits") | {"bytes moved a token": moved}
+    return table("", ["call", "who"], lambda row: [HEADS[row["what"]], row["who"]], columns, shown)
 
 
 def steps(results: Found) -> Table:
     """Make the table of a whole step, per valid token."""
-    head = ["who", "layout", "launches", "waits", "bytes", "of sectors", "instructions", "peak memory"]
-    lines = []
+    columns: dict[str, Column] = counts("launches", "waits") | {"bytes": moved}
+    for head, name in {"of sectors": "sectors", "instructions": "instructions", "peak memory": "peak"}.items():
+        columns[head] = lambda row, name=name: number(per_token(row, row[name]))
     # Ours with rejection and with product weights are on the page of the kernels.
-    for row in (row for row in results["rows"] if row["who"].count(",") < 2 and "product" not in row["who"]):
-        tokens = row["tokens"]
-        amounts = (row["read"] + row["written"], row["sectors"], row["instructions"], row["peak"])
-        lines.append(
-            [
-                f"{row['who']} {row['version']}".strip(),
-                row["layout"],
-                f"{row['launches']:,}",
-                f"{row['waits']:,}",
-                *("-" if amount is None else number(amount / tokens) for amount in amounts),
-            ]
-        )
-    return Table("A whole step, forward and backward", head, lines, 2)
+    shown = (row for row in results["rows"] if row["who"].count(",") < 2 and "product" not in row["who"])
+    return table("A whole step, forward and backward", ["who", "layout"], named, columns, shown)
 
 
-def steps_of_ours(results: Found) -> list[list[str]]:
-    """Rows of our ways to run a step: launches, then bytes and instructions in both layouts."""
-    layouts = ("packed", "padded")
-    amounts = ("bytes", "instructions")
-    lines = [["", "launches", *(f"{layout}: {amount}" for layout in layouts for amount in amounts)]]
-    lines.append([":--", *["--:"] * (len(lines[0]) - 1)])
+def steps_of_ours(results: Found) -> Table:
+    """Make the table of our ways to run a step: launches, then bytes and instructions in both layouts."""
     rows = {(row["who"], row["layout"]): row for row in results["rows"] if row["instructions"] is not None}
-    for who in dict.fromkeys(who for who, _ in rows):
-        both = [rows[who, layout] for layout in layouts]
-        cells = [
-            number(amount / row["tokens"])
-            for row in both
-            for amount in (row["read"] + row["written"], row["instructions"])
-        ]
-        lines.append([who.removeprefix("rollout-corr, "), sizes(row["launches"] for row in both), *cells])
-    return lines
+    columns: dict[str, Column] = {"launches": lambda both: sizes(row["launches"] for row in both.values())}
+    for layout in ("packed", "padded"):
+        columns[f"{layout}: bytes"] = lambda both, layout=layout: moved(both[layout])
+        columns[f"{layout}: instructions"] = lambda both, layout=layout: number(
+            per_token(both[layout], both[layout]["instructions"])
+        )
+    ways = [{layout: rows[who, layout] for layout in ("packed", "padded")} for who in dict.fromkeys(x for x, _ in rows)]
+    return table("", [""], lambda both: [both["packed"]["who"].removeprefix("rollout-corr, ")], columns, ways)
 
 
-def steps_in_short(results: Found) -> list[list[str]]:
-    """Rows of launches, waits and bytes a token of a step in padded rows: in one pass, verl's, TRL's and by hand."""
+def steps_in_short(results: Found) -> Table:
+    """Make the table of a step in padded rows: in one pass, as two calls, by hand, TRL's and verl's."""
     rows = {row["who"]: row for row in results["rows"] if row["layout"] == "padded"}
-    lines = [["a whole step, counted without a GPU", "launches", "waits", "bytes a token"], [":--", *["--:"] * 3]]
-    for who in (ONE_PASS, TWO_CALLS, f"{BY_HAND}, six metrics", "TRL", "verl"):
-        row = rows[who]
-        lines.append([who, f"{row['launches']}", f"{row['waits']}", moved(row)])
-    return lines
+    shown = [rows[who] for who in (ONE_PASS, TWO_CALLS, f"{BY_HAND}, six metrics", "TRL", "verl")]
+    columns = counts("launches", "waits") | {"bytes a token": moved}
+    return table("", ["a whole step, counted without a GPU"], lambda row: [row["who"]], columns, shown)

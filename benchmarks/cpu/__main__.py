@@ -106,14 +106,12 @@ def run(options: argparse.Namespace) -> Found:
     keeping = 0 if options.quick else len(options.shapes)
     layouts = LAYOUTS[:1] if options.quick else LAYOUTS
     total = len(WORKLOADS) * (len(options.shapes) * len(layouts) + keeping)
-    start = time.perf_counter()
 
     def add(batch: Batch, pages: str, *workloads: Operation) -> None:
         for workload in workloads:
             case = {"pages": pages, **one_case(batch, workload, calibrate, options.budget)}
             results["cases"].append(case)
-            left = cpu_tables.said_left(len(results["cases"]), total, time.perf_counter() - start)
-            print(f"{left} {cpu_tables.one_line(case)}", file=sys.stderr, flush=True)
+            print(f"[{len(results['cases'])} of {total}] {cpu_tables.one_line(case)}", file=sys.stderr, flush=True)
 
     for shape in options.shapes:
         both = both_layouts(*shape)

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from benchmarks.cases.contender import BY_HAND, ORDER, OURS, VERL, VERL_METRICS
-from benchmarks.tables import Found, Table, markdown_rows, mebibytes, met, number, table, times
+from benchmarks.tables import Found, Table, commit_of, grid, mebibytes, met, number, table, times
 
 # A round whose calibration took this much longer than the fastest one of the run was disturbed.
 DISTURBED = 1.15
@@ -80,12 +80,6 @@ def rounds_of(case: Found) -> str:
     """The rounds that count, and of how many, where disturbed ones were dropped."""
     rounds, dropped = len(case["calibration_ms"]), case.get("dropped", 0)
     return f"{rounds} of {rounds + dropped}" if dropped else str(rounds)
-
-
-def said_left(done: int, total: int, seconds: float) -> str:
-    """How far a run is, and how long the rest takes if cases take as long as those so far."""
-    minutes = seconds / done * (total - done) / 60.0
-    return f"[{done} of {total}, {f'{minutes:.0f} min' if minutes >= 1.0 else f'{60.0 * minutes:.0f} s'} left]"
 
 
 def one_line(case: Found) -> str:
@@ -182,8 +176,7 @@ def all_tables(results: Found) -> list[Table]:
 
 def in_short(results: Found) -> list[str]:
     """Lay out the table of README, milliseconds on one thread, and where they were taken."""
-    lines = [["milliseconds a call, 1 thread", *IN_README]]
-    lines += [[":--", *["--:"] * len(IN_README)]]
+    lines = []
     for case in usual(results):
         shape = tuple(case["shape"])
         # The packed one is that in which the others do best.
@@ -192,6 +185,7 @@ def in_short(results: Found) -> list[str]:
             taken = [number(median(case, name)) for name in IN_README]
             lines.append([f"{size(case)}, {case['layout']}, {case['workload']}", *taken])
     about: dict[str, Any] = results["machine"]
-    where = f"{about['cpu']}, torch {about['torch']}, {results['date']}, commit {results['commit'][:12]}."
+    where = f"{about['cpu']}, torch {about['torch']}, {commit_of(results)}."
     faults = "At 2048 x 8192 verl and torch by hand spend much of it on page faults."
-    return [*markdown_rows(lines), "", textwrap.fill(f"Times: {where} {faults}", 130, break_on_hyphens=False)]
+    shown = grid(Table("", ["milliseconds a call, 1 thread", *IN_README], lines))
+    return [*shown, "", textwrap.fill(f"Times: {where} {faults}", 130, break_on_hyphens=False)]

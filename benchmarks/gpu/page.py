@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from statistics import median
 
 from benchmarks.gpu import tables as gpu_tables
 from benchmarks.gpu.device import IN_A_ROW
-from benchmarks.tables import Found, Table, markdown
+from benchmarks.tables import Found, Table, commit_of, markdown, of_rows
 
 METHOD = """\
 **How.** In each measurement all results are compared with ours first, and ours with the reference: a wrong one is not
@@ -53,12 +52,6 @@ def found_by(report: Found, name: str) -> Found:
     return next((step["found"] for step in report["steps"] if step["name"] == name and step.get("found")), {})
 
 
-def table_of(title: str, rows: Sequence[Found], words: int) -> Table:
-    """Make a table of rows that have the same keys; the first `words` are words."""
-    head = list(rows[0]) if rows else []
-    return Table(title, head, [[str(row[name]).replace("|", "/") for name in head] for row in rows], words)
-
-
 def own_tables(report: Found) -> list[Table]:
     """Steps, headline, kernels, clocks and checks."""
     steps = [{"step": step["name"], "what it shows": step["what"], "status": step["status"], "": saying(step),
@@ -76,26 +69,24 @@ def own_tables(report: Found) -> list[Table]:
         for name, values in zip(names, zip(*report.get("clocks", []), strict=True), strict=False)
     ]
     return [
-        table_of(
+        of_rows(
             f"The headline, each of {IN_A_ROW} calls in a graph; a copy has {first.get('copy_gb_s', '-')} GB/s",
             first.get("calls", []),
             2,
         ),
-        table_of("Steps", steps, 4),
-        table_of("Microseconds of each kernel in a call", kernels.get("kernels", []), 3),
-        table_of("Registers and spills", kernels.get("compiled", []), 1),
-        table_of("Clocks and power", clocks, 1),
-        table_of("Checks", held, 3),
+        of_rows("Steps", steps, 4),
+        of_rows("Microseconds of each kernel in a call", kernels.get("kernels", []), 3),
+        of_rows("Registers and spills", kernels.get("compiled", []), 1),
+        of_rows("Clocks and power", clocks, 1),
+        of_rows("Checks", held, 3),
     ]
 
 
 def facts(report: Found) -> list[str]:
     """Return date, commit, versions and machine."""
-    states = {True: " with uncommitted changes", False: "", None: " (of a copy without git, as its caller says)"}
-    state = states[report["dirty"]]
     versions = ", ".join(f"{name} {version}" for name, version in report["versions"].items() if version)
     lines = ["A rehearsal on a CPU: nothing here says anything about a GPU.", ""] if "rehearsal" in report else []
-    lines += [f"{report['date']}, commit {report['commit'][:12]}{state}.", f"Python {report['python']}, {versions}."]
+    lines += [f"{commit_of(report)}.", f"Python {report['python']}, {versions}."]
     results = found_by(report, "benchmark")
     return [*lines, gpu_tables.processor(results["machine"])] if results else lines
 

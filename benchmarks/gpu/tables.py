@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from benchmarks.cases import operations as op
 from benchmarks.cases.contender import BY_HAND, COMPILED, ORDER, OURS, VERL
-from benchmarks.tables import Found, Table, mebibytes, met, number, table, times
+from benchmarks.tables import Found, Table, commit_of, mebibytes, met, number, table, times
 
 WHERE = ("case", "operation")
 PEERS = (BY_HAND, VERL)
@@ -81,9 +81,8 @@ def one_line(found: Found) -> str:
 def facts(results: Found) -> list[str]:
     """Date, commit, versions and machine, for the head of a table."""
     about = results["machine"]
-    state = " with uncommitted changes" if results["dirty"] else ""
     versions = f"Python {about['python']}, torch {about['torch']}, Triton {about['triton']}"
-    lines = [f"{results['date']}, commit {results['commit'][:12]}{state}; {versions}.", processor(about)]
+    lines = [f"{commit_of(results)}; {versions}.", processor(about)]
     return [*lines, "Tiny sizes: they show that everything works, and nothing else."] if results["tiny"] else lines
 
 

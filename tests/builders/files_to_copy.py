@@ -11,7 +11,7 @@ import math
 import sys
 import types
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache
@@ -176,31 +176,23 @@ def differences(name: str, loss: bool, batches: int, first: int = 0) -> Iterator
 
 
 def random_spec(random: Random) -> rc.Spec:
-    """A Spec of what the files say, with bounds that the batches cross."""
+    """A Spec that the files say: each part is drawn until they do."""
+    units = "token", "sequence"
 
-    def bounds(stat: str) -> dict[str, float | None]:
-        around = {"ratio": (0.9, 1.1), "k1": (-0.1, 0.1)}.get(stat, (0.001, 0.1))
-        lower, upper = random.choice(((around[0], None), (None, around[1]), around))
-        return {"lower": lower, "upper": upper}
+    def said(part: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        while True:
+            with suppress(CannotEject):
+                made = part()
+                wanted.of_correction(rc.Spec(**made))
+                return made
 
-    def criterion(place: int) -> rc.Criterion:
-        stat, over = random.choice(wanted.STATS), random.choice(("token", "sequence"))
-        reduce = random.choice(("sum", "mean", "min", "max")) if over == "sequence" else None
-        drop = random.choice(("unit", "sequence"))
-        return rc.Criterion(stat, over, reduce, drop=drop, token_clamp=random.choice((None, 0.2)), label=f"c{place}",
-                            **bounds(stat))  # fmt: skip
-
-    make = random.choice((None, rc.Weight.token, rc.Weight.product, rc.Weight.geometric))
-    weight = make and make(outside=random.choice(("clamp", "zero")), token_clamp=random.choice((None, 0.5)),
-                           **random.choice(({}, bounds("ratio"))))  # fmt: skip
-    return rc.Spec(
-        weight,
-        tuple(criterion(place) for place in range(random.choice((0, 1, 2, 3)))),
-        rejected=random.choice(("mask", "zero", "both")),
-        clamp=random.choice((20.0, 1.0)),
-        nonfinite=random.choice(("reject", "neutral", "propagate")),
-        sums_over=random.choice(("valid", "kept")),
-    )
+    criteria = {}
+    for _ in range(random.choice((0, 1, 2, 3))):
+        (one,) = said(lambda: {"criteria": (generator.random_criterion(random, units, False, False),)})["criteria"]
+        criteria[one.label] = one
+    weight = said(lambda: {"weight": random.choice((None, generator.random_weight(random, units, False)))})
+    whole = generator.random_spec(random, units, rules=False)
+    return replace(whole, criteria=tuple(criteria.values()), **weight, report=("native",), apply=True)
 
 
 def random_loss(random: Random, needs: tuple[str, ...]) -> rc.Loss:
