@@ -51,40 +51,32 @@ def _log(x):
 '''
 
 
-def left(**values):
-    """The lines of `run`, and the names that the file defines and imports."""
-    text = cut(SOURCE, values)
-    run = next(node for node in ast.parse(text).body if getattr(node, "name", "") == "run")
-    names = [getattr(node, "name", None) or node.names[0].name for node in ast.parse(text).body]
-    return ast.unparse(run).splitlines()[1:], names
+# What `run` is then, and what the file imports and defines.
+LEFT = {
+    "a branch that is always taken stays without its test": (
+        {"kind": "a"}, ["y = x", "return settings.scale * y"], "dataclass Settings run"),
+    "a branch that is never taken goes": (
+        {"kind": "c"}, ["y = -x", "return settings.scale * y"], "dataclass Settings run"),
+    "a test of something else too stays": (
+        {"kind": "b"},
+        ["if settings.kind == 'b' and x is not None:\n    y = _log(x)\nelse:\n    y = -x", "return settings.scale * y"],
+        "math dataclass Settings run _log"),
+    "what follows a return goes": (
+        {"kind": "a", "upper": 2.0}, ["y = x", "return min(y, settings.upper)"], "dataclass Settings run"),
+}  # fmt: skip
 
 
-def test_a_branch_that_is_always_taken_stays_without_its_test():
-    lines, names = left(kind="a")
-    assert lines == ["    y = x", "    return settings.scale * y"]
-    assert names == ["dataclass", "Settings", "run"]
-    assert "        # The first.\n" not in cut(SOURCE, {"kind": "a"}) and "    # The first.\n" in cut(
-        SOURCE, {"kind": "a"}
-    )
+@pytest.mark.parametrize("what", LEFT)
+def test_branches(what):
+    values, lines, names = LEFT[what]
+    body = ast.parse(cut(SOURCE, values)).body
+    assert [getattr(node, "name", None) or node.names[0].name for node in body] == names.split()
+    run = next(node for node in body if getattr(node, "name", "") == "run")
+    assert list(map(ast.unparse, run.body)) == lines
 
 
-def test_a_branch_that_is_never_taken_goes():
-    assert left(kind="c")[0] == ["    y = -x", "    return settings.scale * y"]
-
-
-def test_a_test_of_something_else_too_stays():
-    lines, names = left(kind="b")
-    assert lines[:4] == [
-        "    if settings.kind == 'b' and x is not None:",
-        "        y = _log(x)",
-        "    else:",
-        "        y = -x",
-    ]
-    assert names == ["math", "dataclass", "Settings", "run", "_log"]
-
-
-def test_what_follows_a_return_goes():
-    assert left(kind="a", upper=2.0)[0] == ["    y = x", "    return min(y, settings.upper)"]
+def test_a_comment_moves_with_its_branch():
+    assert "\n    # The first.\n    y = x\n" in cut(SOURCE, {"kind": "a"})
 
 
 def test_settings_have_the_values_that_are_read_as_defaults():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -42,22 +43,13 @@ def asked(name, of_loss):
     return repr((wanted.of_loss(made.spec, made.loss, entry, made.batch), correction, entry.needs))
 
 
-def distinct():
-    """A name for each of the files, by framework, and how many presets and recipes they are."""
-    names, seen, counts = defaultdict(list), set(), {False: 0, True: 0}
-    for name, of_loss in every():
-        try:
-            settings = asked(name, of_loss)
-        except CannotEject:
-            continue
-        counts[of_loss] += 1
-        if settings not in seen:
-            seen.add(settings)
-            names[name.partition(".")[0]].append((name, of_loss))
-    return names, counts
-
-
-NAMES, COUNTS = distinct()
+# What can be said, by name and kind, and a name for each of the files, by framework.
+SAID, NAMES = {}, defaultdict(list)
+for one in every():
+    with suppress(CannotEject):
+        SAID[one] = asked(*one)
+for one in {made: one for one, made in reversed(SAID.items())}.values():
+    NAMES[one[0].partition(".")[0]].append(one)
 
 
 # Neighbors of a framework share nearly all settings; every second one is left to `make test-all`.
@@ -90,7 +82,7 @@ def test_a_correction_is_the_package_for_any_settings(seed):
 
 @pytest.mark.parametrize("seed", range(0, 200, 10))
 def test_a_loss_is_the_package_for_any_settings(seed):
-    """With weights that may be NaN, a training mask and a total from outside, or without."""
+    """With weights that may be NaN, a training mask of 0.3 and a total from outside, or without."""
     for number in range(seed, seed + 10):
         given, draw = batch(number), torch.Generator().manual_seed(number)
         needs = given.random.choice((("old_logp", "ref_logp"), ("ref_logp",)))
@@ -101,7 +93,7 @@ def test_a_loss_is_the_package_for_any_settings(seed):
         weights[torch.rand(new.shape, generator=draw) < 0.1] = float("nan")
         factors = {
             "weights": given.random.choice((None, weights)),
-            "mask": given.random.choice((None, weights < 0.7)),
+            "mask": given.random.choice((None, 0.3 * (weights < 0.7))),
         }
         counts = asked.mean.of != "sum" and asked.mean.over == "original"
         total = 17.0 if counts and given.random.random() < 0.5 else None
@@ -122,99 +114,23 @@ def test_the_page_names_what_no_file_says():
     named[1] |= {
         name for presets, losses in table if "the same" in losses for name in re.findall(r"`([^`]+)`", presets)
     }
-    for of_loss in (False, True):
-        said = {name for name, kind in every() if kind == of_loss and not is_said(name, of_loss)}
-        assert named[of_loss] == said
+    assert named == [
+        {name for name, kind in every() if kind == of_loss and (name, kind) not in SAID} for of_loss in (False, True)
+    ]
+    presets, recipes = (sum(kind == of_loss for _, kind in SAID) for of_loss in (False, True))
+    told = (
+        f"{presets} of {len(rc.spec_names())} presets and the losses of {recipes} of {len(rc.recipe_names())} recipes"
+    )
+    assert told in PAGE.read_text(encoding="utf-8")
 
 
-def is_said(name, of_loss):
-    try:
-        return bool(asked(name, of_loss))
-    except CannotEject:
-        return False
-
-
-def test_how_much_the_files_say():
-    assert COUNTS == {False: 73, True: 157}
-    assert (len(rc.spec_names()), len(rc.recipe_names())) == (101, 202)
-
-
-# --- inputs that files have got wrong before ---
-
-LEFT_OUT = torch.tensor([0.0, -1.0, float("nan"), -2.0])
-
-
-@pytest.mark.parametrize("mask", [torch.tensor([True, True, False, True]), torch.tensor([1, 1, 0, 1]),
-                                  torch.tensor([2, 2, 0, 2], dtype=torch.uint8), torch.tensor([0.3, 0.3, 0, 0.3])],
-                         ids=lambda mask: str(mask.dtype))  # fmt: skip
-def test_a_mask_says_where_and_not_how_much(mask):
-    new = LEFT_OUT.clone().requires_grad_()
-    value = loss.policy_loss(new, LEFT_OUT - 0.1, torch.ones(4), mask, torch.tensor([0, 4]), train_mask=mask)
-    value.backward()
-    # exp(0.1) at three tokens.
-    assert value.item() == pytest.approx(-1.1051709)
-    assert new.grad.tolist() == pytest.approx([-1.1051709 / 3, -1.1051709 / 3, 0, -1.1051709 / 3])
-    settings = correction.Settings(rejected="both")
-    out = correction.correct(LEFT_OUT, LEFT_OUT - 0.1, mask, torch.tensor([0, 4]), settings)
-    assert out.weights.tolist() == pytest.approx([1.1051709, 1.1051709, 0, 1.1051709])
-    assert out.mask.dtype == mask.dtype and torch.equal(out.mask, mask)
-
-
-def test_tokens_without_a_sequence():
-    """`cu_seqlens` is [0], so that four tokens belong to nothing, whatever they hold."""
-    new = torch.tensor([float("nan"), -float("inf"), 0.0, -1.0], requires_grad=True)
-    nowhere = torch.tensor([0])
-    value = loss.policy_loss(new, LEFT_OUT, torch.ones(4), None, nowhere)
-    value.backward()
-    assert value.item() == 0.0 and new.grad.tolist() == [0.0] * 4
-    mask = torch.tensor([1.0, 1.0, 0.0, 1.0])
-    out = correction.correct(new, LEFT_OUT, mask, nowhere)
-    assert out.weights.tolist() == [0.0] * 4 and out.mask.tolist() == [0.0] * 4 and out.keep.shape == (0,)
-    unedited = correction.Settings(nonfinite="neutral", metrics=True)
-    out = correction.correct(new, LEFT_OUT, mask, nowhere, unedited)
-    assert out.mask.tolist() == mask.tolist() and not any(out.metrics.values())
-
-
-@pytest.mark.parametrize("shift", [-4.0, -8.0, -12.0, -14.0])
-def test_the_sample_size_of_tiny_weights(shift):
-    """Each of 1,000 ratios is near e^shift: sums around 1 would cancel."""
-    noise = 0.3 * torch.randn(1, 1000, generator=torch.Generator().manual_seed(0))
-    d = noise + shift
-    out = correction.correct(d, torch.zeros_like(d), settings=correction.Settings(metrics=True))
-    weights = d.double().exp()
-    assert out.metrics["weight_ess"] == pytest.approx((weights.sum() ** 2 / (1000 * (weights**2).sum())).item())
-    assert 0.85 < out.metrics["weight_ess"] < 0.95
-
-
-def test_a_weight_that_is_no_number_stays_out_of_its_sequence():
-    """Two tokens share a ratio; the third of their sequence does not train, and its weight is NaN."""
-    new, mask = torch.zeros(1, 3, requires_grad=True), torch.tensor([[1, 1, 0]])
-    weights = torch.tensor([[1.0, 1.0, float("nan")]])
-    settings = loss.Settings(surrogate="gspo")
-    loss.policy_loss(new, torch.zeros(1, 3), torch.ones(1), mask, weights=weights, settings=settings).backward()
-    assert new.grad.tolist() == [[-0.5, -0.5, 0.0]]
-
-
-def test_a_token_on_its_bound_stays():
-    criteria = (correction.Criterion("k1", lower=-0.5),)
-    given = torch.full((1, 4), 0.5), torch.zeros(1, 4), torch.ones(1, 4), None
-    for settings in (correction.Settings(criteria=criteria), correction.Settings(criteria=criteria, rejected="both")):
-        assert correction.correct(*given, settings).mask.tolist() == [[1.0] * 4]
+# --- what no batch above shows ---
 
 
 def test_no_result_has_a_history():
     logp = torch.zeros(1, 3, requires_grad=True)
     out = correction.correct(logp, logp, torch.ones(1, 3, requires_grad=True))
     assert not out.weights.requires_grad and not out.mask.requires_grad
-
-
-def test_autocast_changes_nothing():
-    given = batch(3)
-    settings = correction.Settings(level="product", criteria=(correction.Criterion("k3", "sequence", "mean", upper=1),))
-    plain = correction.correct(given.train, given.rollout, given.mask, given.cu_seqlens, settings)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        out = correction.correct(given.train, given.rollout, given.mask, given.cu_seqlens, settings)
-    assert torch.equal(out.weights, plain.weights) and torch.equal(out.mask, plain.mask)
 
 
 ROWS, ONE = torch.zeros(2, 3), torch.zeros(3)

@@ -210,7 +210,7 @@ FAULTS = [
          "eject/test_files.py::test_files_are_the_package_on_random_batches",
          ("(mask.reshape(-1) != 0)", "(mask.reshape(-1) == 1)"),
          ("keep = keep & all_finite", "keep = keep"),
-         ("(x >= (-math.inf if", "(x > (-math.inf if", "eject/test_files.py::test_a_token_on_its_bound_stays"),
+         ("(x >= (-math.inf if", "(x > (-math.inf if"),
          ("value = value / n.clamp(min=1)", "value = value"),
          ("d = d.clamp(-settings.clamp, settings.clamp)\n    ratio", "ratio"),
          ("measured & passed & sequences.spread(keep)", "measured"),
