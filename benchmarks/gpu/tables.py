@@ -171,7 +171,7 @@ def everybody_table(results: Found, title: str, cell: Column) -> Table:
 
 def _spread(row: Found, what: str) -> str:
     taken = row[what]
-    mark = {"events": " e", "clock": " c"}.get(row["how"], "") if what == "device_ms" else ""
+    mark = " e" if what == "device_ms" and row["how"] == "events" else ""
     return f"{number(taken['median'])} ({number(taken['low'])}-{number(taken['high'])}){mark}"
 
 
