@@ -43,11 +43,11 @@ def row_of(who: str, version: str, what: str, shape: tuple[int, int], layout: st
     }
 
 
-def rows_of_ours(shape: tuple[int, int], both: dict[str, Batch]) -> Iterator[Row]:
-    """Count our calls, in both layouts."""
+def rows_of_ours(shape: tuple[int, int], both: dict[str, Batch], runs: ours.Runs | None = None) -> Iterator[Row]:
+    """Count our calls, in both layouts; `runs` as in `ours.on_kernels`."""
     for layout, batch in both.items():
-        for who, count in ((ours.KERNELS, ours.on_kernels), (ours.PLAIN, ours.on_plain_torch)):
-            for what, cost in count(batch).items():
+        for who, costs in ((ours.KERNELS, ours.on_kernels(batch, runs)), (ours.PLAIN, ours.on_plain_torch(batch))):
+            for what, cost in costs.items():
                 yield row_of(who, "", what, shape, layout, batch.tokens, cost)
 
 

@@ -30,6 +30,9 @@ PPO = rc.Loss(SURROGATE, mean=rc.Mean("token"))
 # Of a large launch so many programs run, and their bytes stand for those of all.
 PROGRAMS, SECTOR = 128, 32
 
+# Runs a launch, and gives the bytes that it reads and writes.
+Runs = Callable[[Launch], tuple[int, int]]
+
 
 def calls_of(given: Batch, backend: str, metrics: bool = True) -> dict[str, Callable[[], Any]]:
     """Our calls by CORRECTION, LOSS and BOTH; of a loss with its backward."""
@@ -92,7 +95,7 @@ class Machine:
 
 
 @contextmanager
-def as_on_a_device(runs: Callable[[Launch], tuple[int, int]]) -> Iterator[Cost]:
+def as_on_a_device(runs: Runs) -> Iterator[Cost]:
     """Let tensors of the CPU stand in for tensors of a device; yield the cost of all launches."""
     found, empty = Cost(), torch.empty
 
@@ -131,7 +134,7 @@ def some_programs(launch: Launch) -> Any:
     return (np.arange(count) * launch.programs + launch.programs // 2) // count
 
 
-def on_kernels(given: Batch, runs: Callable[[Launch], tuple[int, int]] | None = None) -> dict[str, Cost]:
+def on_kernels(given: Batch, runs: Runs | None = None) -> dict[str, Cost]:
     """Count our calls on the kernels; `runs` is by default the machine that runs their compiled code."""
     with as_on_a_device(runs or Machine(some=True).run) as launched:
         return {what: cost_on_kernels(call, launched) for what, call in calls_of(given, "triton").items()}

@@ -18,9 +18,6 @@ from builders.sources import ROOT, nodes
 MAP = ROOT / "rollout_corr" / "README.md"
 CORE = ("specs", "definition", "metrics", "kernels", "backends", "api")
 
-# The most levels of a room: files of the longest chain of imports inside it.
-MOST_LEVELS = 9
-
 # Files of the core that may name a peer, or import a module by a computed name.
 NAMED_SLOTS = {
     "rollout_corr/specs/choices.py": "the names that Spec.report takes",
@@ -139,19 +136,6 @@ def test_no_circle():
         visit(module, ())
 
 
-@cache
-def levels(module: str) -> tuple[str, ...]:
-    """The longest chain of imports down from `module` through modules of its room."""
-    below = [levels(name) for name in imports(module, strings=False) if room_of(name) == room_of(module)]
-    return (module, *max(below, key=len, default=()))
-
-
-@pytest.mark.parametrize("room", CORE)
-def test_a_room_has_few_levels(room):
-    chain = max((levels(module) for module in modules() if room_of(module) == room), key=len)
-    assert len(chain) <= MOST_LEVELS, " -> ".join(chain)
-
-
 @pytest.mark.parametrize("room", CORE)
 def test_the_core_knows_no_peer(room):
     named, computed = set(), set()
@@ -177,17 +161,12 @@ def test_every_framework_is_known_as_a_peer():
     assert not {name for name in folders if not PEERS.fullmatch(name)}
 
 
-def test_every_room_says_what_it_holds():
-    """Ten lines or so: what lives here, who may call it, which file to read first."""
+def test_the_page_of_a_room_names_its_files():
     for folder in [path.parent for path in modules().values() if path.name == "__init__.py"]:
-        if folder.parent in (ROOT, ROOT / "rollout_corr") and folder != ROOT / "rollout_corr":
+        # A framework is found by the name of its file.
+        if folder.parent in (ROOT, ROOT / "rollout_corr") and folder.name not in ("rollout_corr", "frameworks"):
             text = (folder / "README.md").read_text(encoding="utf-8")
-            assert len(text.splitlines()) <= 20, folder
-            assert "Read first" in text, folder
-            # A framework is found by the name of its file.
-            files = {path.name for path in folder.glob("*.py")}
-            own = files if folder.name == "frameworks" else {"__init__.py"}
-            missing = {name for name in files if f"]({name})" not in text} - own
+            missing = {path.name for path in folder.glob("*.py") if f"]({path.name})" not in text} - {"__init__.py"}
             assert not missing, f"{folder.name}/README.md misses {missing}"
 
 
