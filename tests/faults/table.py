@@ -19,7 +19,7 @@ class Fault:
     tests: tuple[str, ...]
 
     def __str__(self) -> str:
-        return f"{self.file}: {self.right.strip()} -> {self.wrong.strip()}"
+        return f"{self.file}: {' '.join(self.right.split())} -> {' '.join(self.wrong.split())}"
 
 
 def _in(file: str, tests: str, *rows: tuple[str, ...]) -> list[Fault]:
