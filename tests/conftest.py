@@ -18,9 +18,9 @@ settings.load_profile("house")
 @pytest.fixture(scope="module")
 def one_thread():
     """For thousands of tiny operations: waking other threads takes longer than any of them."""
-    from builders import batches
+    from frozen import runners
 
-    with batches.one_thread():
+    with runners.one_thread():
         yield
 
 

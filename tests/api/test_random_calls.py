@@ -9,7 +9,6 @@ import pytest
 import torch
 
 import rollout_corr as rc
-from builders.judges import Told
 from builders.rounding import near
 from builders.same_bits import in_hex
 from frozen.calls import loss_call
@@ -33,7 +32,7 @@ def test_a_spec_in_the_call_is_a_correction_before_it(block):
         call = loss_call(rng, loss, random_spec(rng), "decoupled", extras=0.3)
         if call.drawn.laid.layout.kind == "list":
             continue
-        tensors, held, case = call.drawn.tensors, Told(call).held, f"{seed} {loss!r} {call.spec!r}"
+        tensors, held, case = call.drawn.tensors, call.drawn.laid, f"{seed} {loss!r} {call.spec!r}"
         fused, new, _ = call.lost("torch", loss)
         out = call.corrected(call.spec, "torch")
         given = {} if loss.kl is None else {"ref_logp": tensors["ref"]}

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import math
 import random
 from dataclasses import dataclass, field, replace
-from unittest import mock
 
 import torch
 
 import rollout_corr as rc
+from builders import compare
 from builders.calls import bundled
-from builders.rounding import FORMULA, margin
 from frozen.generator import GARBAGE, VERSION_GARBAGE, LaidOut, Layout, Tokens
+from frozen.runners import one_thread as one_thread  # for those that move
+from frozen.runners import run_as
 from oracles import correction as oracle
-from oracles import metrics as oracle_metrics
-from oracles.numbers import D_RANGE, clamp, saturate
-from rollout_corr.backends import blocks, cpu_sums
-from rollout_corr.backends.run import CORRECTIONS
-from rollout_corr.backends.whole import run_whole
 
 _LAYOUTS = {
     "packed": Layout("packed"),
@@ -46,8 +41,6 @@ MASK_DTYPES = (
     torch.float32,
     torch.float64,
 )
-# The tokens of a small block.
-SMALL = 8
 
 
 def random_sequences(
@@ -165,15 +158,6 @@ def fitted(spec, sequences):
     return replace(spec, criteria=tuple(done[i] for i in range(len(done))))
 
 
-@contextlib.contextmanager
-def one_thread():
-    """A batch of thirty tokens takes four times as long where threads wait for each other."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def moved(x, device):
     """An argument of `rc.correct` on a device. `Tensor.to` alone would make a slice contiguous."""
     if x is None:
@@ -283,18 +267,6 @@ def lay_out(sequences, layout, dtype=torch.float64, mask_dtype=torch.bool, seed=
     return laid
 
 
-def error(got, expected):
-    """Difference relative to the larger of 1 and the expected value; 0 where both are the same NaN or infinity."""
-    if got == expected or (math.isnan(got) and math.isnan(expected)):
-        return 0.0
-    difference = abs(got - expected) / max(1.0, abs(expected))
-    return math.inf if math.isnan(difference) else difference
-
-
-def cast_mask(values, dtype):
-    return torch.tensor(values, dtype=torch.float64).to(dtype).double().tolist()
-
-
 def check(sequences, spec, layout="packed", *, dtype=torch.float64, mask_dtype=torch.bool, whole=False, **given):
     """Compare `rc.correct` with the oracle in one layout: decisions and masks exactly, all else but for rounding.
 
@@ -313,107 +285,7 @@ def check(sequences, spec, layout="packed", *, dtype=torch.float64, mask_dtype=t
 
 
 def compare_all(laid, out, expected, spec, mask_dtype, dtype, case, valid=None, metrics=None):
-    """Results and metrics, in what a dtype computes in.
-
-    Args:
-        valid: The mask where the call got none.
-        metrics: Those to compare; None: all.
-    """
+    """Results and metrics, in what a dtype computes in."""
+    del mask_dtype, valid
     computes = torch.promote_types(dtype, torch.float32)
-    compare(laid, out, expected, mask_dtype, margin(computes, FORMULA), case, exponents(expected, spec.weight))
-    terms = max(FORMULA, sum(map(len, expected.tokens)))
-    held = laid if valid is None else replace(laid, mask=valid)
-    compare_metrics(held, metrics or out.metrics(), expected, spec, margin(computes, terms), case)
-
-
-@contextlib.contextmanager
-def run_as(way):
-    """Correct in "blocks", in "small blocks" with the sums of large ones, or as the "whole" batch at once."""
-    run, small = run_whole if way == "whole" else blocks.run_blocks, way == "small blocks"
-    with (
-        mock.patch.object(blocks, "BLOCK", SMALL if small else blocks.BLOCK),
-        mock.patch.object(cpu_sums, "SMALL", 0 if small else cpu_sums.SMALL),
-        mock.patch.dict(CORRECTIONS, blocks=run),
-    ):
-        yield
-
-
-def exponents(expected, weight):
-    """How large, per sequence, the numbers are that the log of a weight is made of: it has their rounding."""
-    if weight is None:
-        return [1.0] * len(expected.keep)
-    if weight.over == "token":
-        logs = [[math.log(x) for x in row if x] for row in expected.raw]
-    else:
-        # Of log-ratios that cancel, a sum has the rounding of the largest.
-        logs = [[saturate(clamp(x.d, weight.token_clamp), D_RANGE) for x in row if x] for row in expected.tokens]
-    largest = [max([1.0, *(abs(x) for x in row if math.isfinite(x))]) for row in logs]
-    # A mean over other sequences may come from the least exact.
-    return [max(largest, default=1.0)] * len(largest) if weight.normalize in ("batch", "group") else largest
-
-
-def compare(laid, out, expected, mask_dtype, within, case, exponents):
-    """Keep and mask exactly, weights within a tolerance; the error of an exponential grows with its exponent."""
-    assert (out.keep.dtype, tuple(out.keep.shape)) == (torch.bool, (len(expected.keep),)), case
-    assert out.keep.tolist() == expected.keep, f"keep: {out.keep.tolist()} for {expected.keep}: {case}"
-    if out.keep_turns is not None:
-        assert out.keep_turns.tolist() == [x for row in expected.keep_turns for x in row], f"keep_turns: {case}"
-
-    assert (out.weights is None) == (expected.weights is None), case
-    if expected.weights is not None:
-        got = laid.read(out.weights)
-        for s, (row, wanted) in enumerate(zip(got, expected.weights, strict=True)):
-            for t, (a, b) in enumerate(zip(row, wanted, strict=True)):
-                size = max(exponents[s], abs(math.log(b)) if b > 0.0 else 0.0)
-                assert error(a, b) <= within * size, f"weight [{s}][{t}]: {a} for {b}: {case}"
-        assert not any(laid.elsewhere(out.weights)), f"weight outside: {case}"
-
-    if expected.mask_is_the_given and laid.mask is not None:
-        assert out.mask is laid.mask, f"mask is not the one given: {case}"
-    else:
-        got = laid.read(out.mask)
-        wanted = [cast_mask(row, mask_dtype) for row in expected.mask]
-        assert got == wanted, f"mask: {got} for {wanted}: {case}"
-        assert not any(laid.elsewhere(out.mask)), f"mask outside: {case}"
-
-
-def compare_metrics(laid, got, expected, spec, tolerance, case):
-    """Every key: counts exactly, floats within the tolerance, percentiles within their histogram's resolution."""
-    wanted = oracle_metrics.metrics(expected, spec)
-    outside = laid.elsewhere(laid.mask) if laid.cu_seqlens is not None else []
-    # Padding that passes for tokens has its own test.
-    wanted |= {"tokens_outside": sum(bool(m) for m in outside), "sequences_padded": 0}
-    assert sorted(got) == sorted(wanted), f"keys: {set(got) ^ set(wanted)}: {case}"
-    condition = oracle_metrics.condition(expected) if wanted.get("prob_correlation") else 1.0
-    compare_some(got, wanted, spec, tolerance, case, condition)
-
-
-def compare_some(got, wanted, spec, tolerance, case, condition=1.0):
-    """Metrics that are there; `condition` is by what a correlation multiplies rounding."""
-    poisoned = spec.nonfinite == "propagate" and wanted["tokens_nonfinite"] > 0
-    for key, found in got.items():
-        value, counted = wanted[key], isinstance(wanted[key], int)
-        if poisoned and not counted:
-            continue
-        allowed = 0.0 if counted else tolerance
-        if key.startswith("logratio_p"):
-            allowed = abs(value) / 8 + (2.0**-23 if value else 0.0)
-        if "_before_bounds_p" in key:
-            # The histogram is of logarithms.
-            found, value = (math.log(x) if x else 0.0 for x in (found, value))
-            allowed = abs(value) / 8 + 2.0**-23
-        if key.endswith("std"):
-            # A variance from sums is exact to the rounding of the second moment, so its root is not where it is near 0.
-            found, value = found**2, value**2
-            allowed *= 1.0 + wanted[key.removesuffix("std") + "mean"] ** 2
-        if key.endswith("/mean"):
-            # Of values with both signs, a mean has the rounding of the largest.
-            least, most = (wanted[key.removesuffix("mean") + end] for end in ("min", "max"))
-            if least < 0.0 < most:
-                allowed *= max(1.0, -least, most) / max(1.0, abs(value))
-        if key == "prob_correlation":
-            allowed *= max(1.0, condition)
-        if (("ppl" in key and "log" not in key) or "chi2" in key) and value > 0.0:
-            # An exponential is off by what its exponent is, and that by its size.
-            allowed *= max(1.0, abs(math.log(value)))
-        assert error(found, value) <= allowed, f"{key}: {got[key]} for {wanted[key]}: {case}"
+    compare.correction(spec, out, expected, laid.out, laid.mask, computes, case, metrics)

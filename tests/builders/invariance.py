@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 import torch
 
 import rollout_corr as rc
-from builders.judges import Told
 from builders.same_bits import outcome
 from frozen.calls import Call
 from frozen.generator import (
@@ -141,4 +140,4 @@ def odd(tokens: Tokens, rng: random.Random) -> Tokens:
 
 def run(call: Call, backend: str = "torch"):
     """Weights, mask and decisions by sequence, and the statistics."""
-    return outcome(Told(call).held, call.corrected(call.spec, backend))
+    return outcome(call.drawn.laid, call.corrected(call.spec, backend))

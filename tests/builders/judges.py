@@ -10,16 +10,14 @@ import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 import rollout_corr as rc
-from builders.batches import Laid, compare_all
+from builders import compare
 from builders.kernel_cases import fenced
-from builders.loss_cases import compare
 from frozen.calls import Call, correct_call, loss_call
 from frozen.generator import CURRENT_VERSION, UNITS, random_loss, random_spec
 from oracles import batch_losses
@@ -120,10 +118,6 @@ def between_fences(call: Call, device: str, fence: float = math.nan) -> Call:
 # --- what the oracles are told ---
 
 
-def _rounded(column, dtype) -> list[float]:
-    return torch.tensor(column, dtype=torch.float64).to(dtype).double().tolist()
-
-
 class Told:
     """The tokens of a call as the oracles take them, rounded to their dtypes, and where they lie."""
 
@@ -131,23 +125,21 @@ class Told:
         self.drawn, self.batch, self.laid = call.drawn, call.drawn.batch, call.drawn.laid
         self.tokens, self.computes = call.drawn.laid.tokens, call.drawn.computes
         self.count = len(self.tokens.lengths)
-        mask, offsets = self.batch.get("mask"), self.batch.get("cu_seqlens")
-        self.held = Laid(None, None, mask, self.laid.rows, self.laid.shape, offsets)
 
     def rows(self, name: str, dtype: torch.dtype) -> list[list[float]]:
         """A column of tokens."""
-        return self.tokens.rows(_rounded(self.tokens.columns[name], dtype))
+        return self.tokens.rows(compare.rounded(self.tokens.columns[name], dtype))
 
     def of_either(self, x: Any, name: str, dtype: torch.dtype) -> list:
         """Numbers of tokens, or one of each sequence, as the call has them."""
         each = isinstance(x, Tensor) and not x.is_nested and x.shape == (self.count,) != self.laid.shape
-        return _rounded(self.tokens.of_sequences[name], dtype) if each else self.rows(name, dtype)
+        return compare.rounded(self.tokens.of_sequences[name], dtype) if each else self.rows(name, dtype)
 
     @property
     def masks(self) -> list[list[float]]:
         mask, value = self.batch.get("mask"), 1.0
         if mask is not None:
-            value = max((x for row in self.held.read(mask) for x in row), key=abs, default=1.0)
+            value = max((x for row in self.laid.read(mask) for x in row), key=abs, default=1.0)
         return self.tokens.rows([value * is_valid for is_valid in self.tokens.valid])
 
     @property
@@ -208,21 +200,21 @@ def judge_correction(call: Call, out: rc.Correction | rc.PolicyLoss) -> None:
 
 
 def compare_correction(
-    spec: rc.Spec, told: Told, out: rc.Correction | rc.PolicyLoss, wanted: oracle.Answer, case: str = ""
+    spec: rc.Spec,
+    told: Told,
+    out: rc.Correction | rc.PolicyLoss,
+    wanted: oracle.Answer,
+    case: str = "",
+    computes: torch.dtype | None = None,
 ) -> None:
-    """Compare a correction with an answer of the oracle to a Spec whose bounds are numbers."""
+    """Compare a correction with an answer of the oracle to a Spec whose bounds are numbers, as near as a dtype."""
     made = told.drawn
-    mask = valid = told.batch.get("mask")
-    if mask is None:
-        valid = made.laid.tensor([1.0] * len(told.tokens.valid), torch.bool, 1.0)
-    kind = next((x.dtype for x in (mask if isinstance(mask, list) else [mask]) if x is not None), torch.bool)
-    assert {x.dtype for x in (out.mask if isinstance(out.mask, list) else [out.mask])} <= {kind}
     # Of what the call brings beyond the Spec there are more metrics; perplexities saturate in the package alone.
     names = oracle_metrics.metrics(wanted, spec)
     named = {name: x for name, x in out.metrics().items() if name in (*names, "tokens_outside", "sequences_padded")}
     named |= {name: x for name, x in names.items() if "ppl" in name and not abs(x) < 1e200}
     case = f"{made.laid.layout} {made.dtypes} {spec!r} {case}"
-    compare_all(told.held, out, wanted, spec, kind, torch.float32, case, valid, named)
+    compare.correction(spec, out, wanted, told.laid, told.batch.get("mask"), computes or made.computes, case, named)
 
 
 def sequences_of_loss(call: Call, told: Told, weights: list[list[float]] | None = None) -> list:
@@ -279,7 +271,7 @@ def judge_loss(call: Call, backend: str) -> None:
     if spec is not None:
         judge_correction(call, out)
     # Its weights are judged by now: the loss has the rounding of theirs.
-    weights = None if spec is None or out.weights is None else told.held.read(out.weights)
+    weights = None if spec is None or out.weights is None else told.laid.read(out.weights)
     policy, sequences = made.dtypes[0], sequences_of_loss(call, told, weights)
     mean, total = loss.mean, call.given.get("total")
     if mean.over == "rows":
@@ -287,13 +279,9 @@ def judge_loss(call: Call, backend: str) -> None:
     weighed = spec is not None and spec.apply and spec.weight is not None and use_of(call) == "ratio"
     objective = Objective(loss.surrogate, loss.kl, loss.regularizer, mean, weights_are_the_ratio=weighed)
     total = None if total is None else float(total)
-
-    def gradient(value):
-        rows = new if isinstance(new, list) else [new]
-        found = torch.autograd.grad(value, rows) if rows else []
-        slopes = list(found) if isinstance(new, list) else found[0]
-        return told.held.read(slopes), told.held.elsewhere(slopes)
-
-    laid = SimpleNamespace(gradient=gradient)
+    rows = new if isinstance(new, list) else [new]
+    found = torch.autograd.grad(out.value, rows) if rows else []
+    slopes = list(found) if isinstance(new, list) else found[0]
+    gradient = told.laid.read(slopes), told.laid.elsewhere(slopes)
     case = f"{made.laid.layout} {made.dtypes} {call.mode} {call.correction} {loss!r} {spec!r} {call.given}"
-    compare(out, laid, sequences, objective, case, given=total, dtype=policy)
+    compare.loss(objective, out, sequences, gradient, policy, case, total)

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import random
 from dataclasses import replace
-from unittest import mock
 
 import torch
 
 import rollout_corr as rc
-from builders.batches import GARBAGE, cast_mask, error, lay_out
+from builders import compare as to_oracle
+from builders.batches import GARBAGE, lay_out
 from builders.calls import bundled_loss
-from builders.rounding import GRID, margin
+from frozen.runners import run_as as run_as  # for those that move
 from oracles import correction as oracle
 from oracles import loss as oracle_loss
-from rollout_corr.api.policy_loss import LOSSES
-from rollout_corr.backends import blocks, loss_blocks
 from rollout_corr.specs.terms import Objective
 
 TENSORS = ("old", "rollout", "ref", "weights", "train_mask", "scale")
@@ -176,18 +173,6 @@ def mean_of(name):
     return rc.Mean("sequence", over="kept") if name.startswith("real") else rc.Mean()
 
 
-@contextlib.contextmanager
-def run_as(way):
-    """Run losses in "blocks", in "small blocks" with the sums of large ones, or "whole", where no value may be read."""
-    run = loss_blocks.run_whole if way == "whole" else loss_blocks.run_blocks
-    with (
-        mock.patch.dict(LOSSES, blocks=run),
-        mock.patch.object(blocks, "BLOCK", 16 if "small" in way else blocks.BLOCK),
-        mock.patch.object(loss_blocks, "SMALL", 0 if "small" in way else loss_blocks.SMALL),
-    ):
-        yield
-
-
 def arguments_of(objective):
     """An Objective as arguments of `rc.policy_loss`."""
     names = ("surrogate", "kl", "regularizer", "mean")
@@ -195,39 +180,8 @@ def arguments_of(objective):
 
 
 def compare(out, laid, sequences, objective, case, *, given=None, dtype=torch.float64):
-    """Value, gradient and metrics against the oracle; the gradient is 0 at every token that has no part in the loss."""
-    within = margin(torch.promote_types(dtype, torch.float32))
-    if objective.surrogate.traits.sees != "token":
-        within = max(within, GRID)
-    # Of terms that cancel, a sum has the rounding of the largest.
-    largest = max(1.0, oracle_loss.largest_term(objective, sequences, given))
-
-    def is_near(got, wanted, by):
-        return error(got, wanted) <= by * max(1.0, largest / max(1.0, abs(wanted)))
-
-    wanted = oracle_loss.value(objective, sequences, given)
-    assert is_near(out.value.item(), wanted, within), f"value {out.value.item()} for {wanted}: {case}"
-    slopes, elsewhere = laid.gradient(out.value)
-    assert not any(elsewhere), case
-    # The gradient has the dtype of new_logp.
-    by = max(within, margin(dtype, 1))
-    for q, row, expected in zip(sequences, slopes, oracle_loss.gradient(objective, sequences, given), strict=True):
-        touched = oracle_loss.known(q, objective.surrogate)
-        for t, (a, b) in enumerate(zip(row, cast_mask(expected, dtype), strict=True)):
-            # Beyond the range of float16 a term is infinite, and two of them may be no number.
-            right = math.isnan(b) or (math.isinf(b) and not math.isfinite(a)) or is_near(a, b, by)
-            assert right, f"gradient at {t}: {a} for {b}: {case}"
-            assert t in touched or a == 0.0, case
-    compare_metrics(out.metrics(), oracle_loss.metrics(objective, sequences), within, case)
-
-
-def compare_metrics(got, wanted, within, case):
-    for key, expected in wanted.items():
-        found, allowed = got[key], within
-        if key.endswith("std"):
-            found, expected, allowed = found**2, expected**2, allowed * (1.0 + got["surrogate_ratio_max"] ** 2)
-        assert error(found, expected) <= allowed, f"{key}: {got[key]} for {wanted[key]}: {case}"
-    assert set(wanted) <= set(got), case
+    """Value, gradient and metrics against the oracle."""
+    to_oracle.loss(objective, out, sequences, laid.gradient(out.value), dtype, case, given)
 
 
 def objective(surrogate="ppo", **more):

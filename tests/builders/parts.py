@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 import rollout_corr as rc
-from builders.judges import Told
 from builders.rounding import near
 from builders.same_bits import assert_same_statistics, in_hex
 from frozen.calls import Call, loss_call
@@ -169,7 +168,7 @@ def loss(seed: str, name: str, count: int | None = None) -> Together:
 
 def corrected(call: Call, backend: str = "torch") -> tuple:
     """Weights and mask by sequence, decisions, and the result."""
-    out, held = call.corrected(call.spec, backend), Told(call).held
+    out, held = call.corrected(call.spec, backend), call.drawn.laid
     weights = None if out.weights is None else held.read(out.weights)
     turns = None if out.keep_turns is None else out.keep_turns.tolist()
     return weights, held.read(out.mask), out.keep.tolist(), turns, out.statistics
@@ -178,7 +177,7 @@ def corrected(call: Call, backend: str = "torch") -> tuple:
 def lost(call: Call) -> tuple:
     """Value, gradients of log-probs and of the entropy where it has a bonus, mask and statistics of a loss."""
     out, new, entropy = call.lost("torch", call.loss)
-    held, leaves = Told(call).held, [new] if entropy is None else [new, entropy]
+    held, leaves = call.drawn.laid, [new] if entropy is None else [new, entropy]
     slopes = torch.autograd.grad(out.value, leaves, materialize_grads=True)
     return out.value.item(), tuple(map(held.read, slopes)), held.read(out.mask), out.statistics
 

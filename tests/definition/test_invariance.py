@@ -16,7 +16,6 @@ import torch
 import rollout_corr as rc
 from builders import invariance
 from builders.invariance import behind_garbage, odd, run
-from builders.judges import Told
 from builders.rounding import FORMULA, assert_near, is_near, near
 from builders.same_bits import assert_same_results, assert_same_statistics, pick
 from frozen.generator import Layout
@@ -101,7 +100,7 @@ def lost(drawn, tokens=None, layout=invariance.PACKED, garbage=0, **given):
     out, new, _ = call.lost("torch", call.loss)
     rows = new if isinstance(new, list) else [new]
     found = torch.autograd.grad(out.value, rows) if rows else []
-    return out.value.item(), Told(call).held.read(list(found) if isinstance(new, list) else found[0]), out
+    return out.value.item(), call.drawn.laid.read(list(found) if isinstance(new, list) else found[0]), out
 
 
 def assert_same_slopes(drawn, found, wanted):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from builders import judges, loss_cases
-from builders.batches import run_as
+from builders import judges
 from frozen.generator import SURROGATES, UNITS
+from frozen.runners import run_as
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -30,7 +30,7 @@ def test_corrections(block):
 @pytest.mark.parametrize("name", SURROGATES)
 def test_losses(name, number):
     for seed in range(20 * number, 20 * number + 20):
-        with loss_cases.run_as(WAYS[seed % 3]):
+        with run_as(WAYS[seed % 3]):
             judges.judge_loss(judges.loss(f"judged {name} {seed}", name, seed % 2 == 1), "torch")
 
 
@@ -39,5 +39,5 @@ def test_losses(name, number):
 def test_steps(name, number):
     """A Spec inside of a loss."""
     for seed in range(20 * number, 20 * number + 20):
-        with loss_cases.run_as(WAYS[seed % 3]), run_as(WAYS[seed % 3]):
+        with run_as(WAYS[seed % 3]):
             judges.judge_loss(judges.loss(f"step {name} {seed}", name, seed % 2 == 1, UNITS), "torch")

@@ -267,6 +267,20 @@ class LaidOut:
             return [[(s, t) for t in range(n)] for s, n in enumerate(self.tokens.lengths)]
         return self.tokens.rows(self.places.tolist())
 
+    def read(self, x: Any) -> list[list[float]]:
+        """The values at the tokens of each sequence."""
+        if isinstance(x, list):
+            return [row.double().tolist() for row in x]
+        flat = (x.values() if x.is_nested else x.reshape(-1)).double().tolist()
+        return self.tokens.rows([flat[i] for i in self.places.tolist()])
+
+    def elsewhere(self, x: Any) -> list[float]:
+        """The values at slots that hold no token of any sequence."""
+        if isinstance(x, list) or x.is_nested:
+            return []
+        taken = set(self.places.tolist())
+        return [value for i, value in enumerate(x.reshape(-1).double().tolist()) if i not in taken]
+
     @property
     def cu_seqlens(self) -> Tensor | None:
         """[S + 1] offsets of a packed batch."""

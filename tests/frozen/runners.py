@@ -31,27 +31,35 @@ def one_thread() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def in_blocks(key: str) -> Iterator[None]:
-    """On the CPU backend; small batches every other time in blocks of 16 slots, or with the sums of large blocks."""
-    from rollout_corr.backends import blocks, cpu_sums
+def run_as(way: str) -> Iterator[None]:
+    """Run calls on a CPU in "blocks", in "small blocks" with the sums of large ones, or as the "whole" batch at once.
 
-    small, summed = (number_of(key, which) % 2 and not key.startswith("size/") for which in (1, 2))
+    The last is the plain definition, as other devices run it without Triton: no value may be read.
+    """
+    from rollout_corr.api.policy_loss import LOSSES
+    from rollout_corr.backends import blocks, cpu_sums, loss_blocks
+    from rollout_corr.backends.run import CORRECTIONS
+
+    small, run = way == "small blocks", "whole" if way == "whole" else "blocks"
     with (
-        mock.patch.object(blocks, "BLOCK", 16 if small else blocks.BLOCK),
-        mock.patch.object(cpu_sums, "SMALL", 0 if summed else cpu_sums.SMALL),
+        mock.patch.object(blocks, "BLOCK", 8 if small else blocks.BLOCK),
+        mock.patch.object(cpu_sums, "SMALL", 0 if small else cpu_sums.SMALL),
+        mock.patch.object(loss_blocks, "SMALL", 0 if small else loss_blocks.SMALL),
+        mock.patch.dict(CORRECTIONS, blocks=CORRECTIONS[run]),
+        mock.patch.dict(LOSSES, blocks=LOSSES[run]),
     ):
         yield
 
 
-@contextlib.contextmanager
-def as_whole(key: str) -> Iterator[None]:
-    """On the whole batch at once, by the plain definition, as other devices do without Triton."""
-    del key
-    from rollout_corr.api.policy_loss import LOSSES
-    from rollout_corr.backends.run import CORRECTIONS
+def in_blocks(key: str) -> contextlib.AbstractContextManager[None]:
+    """On the CPU backend; small batches every other time in blocks as small."""
+    return run_as("small blocks" if number_of(key, 1) % 2 and not key.startswith("size/") else "blocks")
 
-    with mock.patch.dict(CORRECTIONS, blocks=CORRECTIONS["whole"]), mock.patch.dict(LOSSES, blocks=LOSSES["whole"]):
-        yield
+
+def as_whole(key: str) -> contextlib.AbstractContextManager[None]:
+    """On the whole batch at once."""
+    del key
+    return run_as("whole")
 
 
 @contextlib.contextmanager

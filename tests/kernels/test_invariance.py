@@ -10,7 +10,7 @@ import torch
 
 from builders import invariance
 from builders.invariance import PACKED, behind_garbage
-from builders.judges import Told, between_fences
+from builders.judges import between_fences
 from builders.kernel_cases import FEW, INTERPRETED, NARROW, WIDE, Shape, same_bits, shaped, watched
 from builders.same_bits import assert_same_results, assert_same_statistics, outcome
 from frozen.generator import Layout
@@ -26,7 +26,7 @@ def corrected(call, device, shapes, fence=math.nan, filling=0xFF):
     call = between_fences(call, device, fence)
     with shaped(shapes), watched(filling):
         out = call.corrected(call.spec, "triton")
-    return outcome(Told(call).held, out), out
+    return outcome(call.drawn.laid, out), out
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 import rollout_corr as rc
-from builders import judges
-from builders.batches import compare_some, run_as
+from builders import compare, judges
 from builders.judges import Told
-from builders.rounding import FORMULA, margin, near
+from builders.rounding import near
 from frozen.generator import LABELS
+from frozen.runners import run_as
 from oracles import correction as oracle
 from oracles import metrics as oracle_metrics
 
@@ -101,7 +101,6 @@ def test_metrics_by_label(block):
             out = call.corrected(spec, "torch")
         answer = oracle.correct(sequences, spec, told.groups)
         judges.compare_correction(spec, told, out, answer)
-        within = margin(torch.float32, max(FORMULA, len(told.tokens.valid)))
         for name, (_, ids) in labels.items():
             found, names = out.metrics(by=name), {"advantage": SIGNS, "age": AGES}.get(name, LABELS)
             of_tokens = any(isinstance(x, list) for x in ids)
@@ -117,9 +116,7 @@ def test_metrics_by_label(block):
                     assert all(re.search(OF_BATCHES, key) for key in wanted.keys() - mine.keys()), case
                 # Perplexities saturate in the package alone.
                 mine = {key: x for key, x in mine.items() if abs(wanted[key]) < 1e200}
-                # Of few tokens a correlation is of roundings.
-                mine.pop("prob_correlation", None)
-                compare_some(mine, wanted, spec, within, case)
+                compare.compare_metrics(spec, mine, wanted, part, call.drawn.computes, case)
             valid = [[bool(token) for token in row] for row in answer.tokens]
             if of_tokens:
                 outside = sum(

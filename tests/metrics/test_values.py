@@ -1,4 +1,4 @@
-"""Metrics of an entropy, of the histogram and of single bits; all others are judged in test_random_calls.py."""
+"""Metrics of the histogram and of single bits; all others are judged in test_random_calls.py."""
 
 from __future__ import annotations
 
@@ -8,30 +8,9 @@ import pytest
 import torch
 
 import rollout_corr as rc
-from builders.batches import compare_some, lay_out, random_sequences
-from builders.rounding import margin
-from oracles import correction as oracle
-from oracles import metrics as oracle_metrics
 from rollout_corr.metrics import histogram
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-
-def test_of_an_entropy():
-    """A log-prob that is not finite has no gap, an entropy that is not has no value; both are counted."""
-    sequences = random_sequences("entropy", (7, 0, 1, 40), invalid=0.2)
-    train, entropy = sequences[0].train, sequences[3].external["entropy"]
-    sequences[0].mask[2] = sequences[3].mask[5] = 1
-    train[2], entropy[5] = -math.inf, math.nan
-    laid = lay_out(sequences, "padded_right")
-    batch = rc.Batch(mask=laid.mask, entropy=laid.external["entropy"])
-    out = rc.correct(laid.train, laid.rollout, batch)
-    answer = oracle.correct(sequences, rc.Spec())
-    k3_mean = oracle_metrics.metrics(answer, rc.Spec())["kl_rollout_train_k3"]
-    wanted = oracle_metrics.of_entropy(answer, k3_mean)
-    assert wanted["tokens_entropy_nonfinite"] == 1
-    got = {name: out.metrics()[name] for name in wanted}
-    compare_some(got, wanted, rc.Spec(), margin(terms=100), "entropy")
 
 
 def test_bins_meet_and_exact_zeros_of_either_sign_stand_between_them():

@@ -103,10 +103,10 @@ class Answer:
 # --- tokens ---
 
 
-def binary_kl(p, q, d, eps):
+def binary_kl(log_p, log_q, d, eps):
     """KL of the two-point distributions, p against q, where log p - log q = -d."""
-    u, v = max(1.0 - p, eps), max(1.0 - q, eps)
-    return -p * d + u * (log(u) - log(v))
+    u, v = (max(-math.expm1(smallest([x, 0.0])), eps) for x in (log_p, log_q))
+    return -probability(log_p) * d + u * (log(u) - log(v))
 
 
 def finite_or_nan(x):
@@ -117,7 +117,8 @@ def statistic(criterion, spec, sequence, token, t):
     """The statistic of a token; a ratio is in log space."""
     d = clamp(token.d, criterion.token_clamp)
     near, p, q = clamp(d, spec.clamp), probability(token.rollout), probability(token.train)
-    kl, back = binary_kl(p, q, token.d, criterion.eps), binary_kl(q, p, -token.d, criterion.eps)
+    kl = binary_kl(token.rollout, token.train, token.d, criterion.eps)
+    back = binary_kl(token.train, token.rollout, -token.d, criterion.eps)
     return {
         "ratio": lambda: d,
         "k1": lambda: -d,

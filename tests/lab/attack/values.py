@@ -12,9 +12,10 @@ from typing import Any
 import torch
 
 import rollout_corr as rc
-from builders import batches, judges, loss_cases
+from builders import judges
 from builders.calls import bundled, bundled_loss
 from frozen.generator import SURROGATES
+from frozen.runners import run_as
 from lab.attack.campaign import Area, Outcome
 
 # A refusal begins with the name of an argument, such as "cu_seqlens: " or "external['entropy']: ".
@@ -27,7 +28,7 @@ JUNK: tuple[Any, ...] = (None, "x", 3, object(), [], {}, 10**400, math.nan, [Non
 def correction(rng: random.Random) -> Outcome:
     """A call that is right: decisions and masks equal to the oracle's, weights and metrics within rounding."""
     call = judges.correction(f"attack {rng.random()}")
-    with batches.run_as(rng.choice(WAYS)):
+    with run_as(rng.choice(WAYS)):
         judges.judge_correction(call, call.corrected(call.spec, "torch"))
     return Outcome("right")
 
@@ -35,7 +36,7 @@ def correction(rng: random.Random) -> Outcome:
 def loss(rng: random.Random) -> Outcome:
     """A loss that is right: value, gradient and metrics."""
     call = judges.loss(f"attack {rng.random()}", rng.choice(list(SURROGATES)), rng.random() < 0.3)
-    with loss_cases.run_as(rng.choice(WAYS)):
+    with run_as(rng.choice(WAYS)):
         judges.judge_loss(call, "torch")
     return Outcome("right")
 
