@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
-
-# Before anything imports Triton, here and in the processes of frameworks: their kernels run in its interpreter.
-os.environ["TRITON_INTERPRET"] = "1"
 
 from conformance import campaign, page, recording
 from conformance.campaign import Compared, Task

@@ -7,13 +7,16 @@ import logging
 import pkgutil
 from collections.abc import Callable, Iterator
 from multiprocessing import get_context
+from random import Random
 from typing import NamedTuple
 
 import torch
 
 from conformance import peers, recording
-from conformance.rows import Row, Tally, compared, keep_results
+from conformance.batches import batch
+from conformance.rows import Row, Tally, expected
 from conformance.sources import Source, found
+from conformance.telling import aimed_batch
 
 
 class Compared(NamedTuple):
@@ -55,6 +58,17 @@ def run(tasks: list[Task]) -> Iterator[list[Compared]]:
         yield from pool.imap(_framework, tasks)
 
 
+def compared(row: Row, cases: int, seed: int = 0) -> Tally:
+    """Run a row on `cases` batches, which go around its kinds."""
+    tally = Tally(row.title)
+    for number in range(cases):
+        kind = row.kinds[number % len(row.kinds)]
+        settings = row.settings(Random(f"settings-{seed + number}"))
+        given = aimed_batch(row, settings, seed + number) if kind == "aimed" else batch(kind, seed + number)
+        tally.add(row, given, settings, expected(row, given, settings))
+    return tally
+
+
 def replayed(framework: str, wanted: Callable[[Row], bool] = lambda row: True) -> list[Compared]:
     """Compare a framework's rows with the results that are recorded, without its code."""
     made = []
@@ -79,7 +93,6 @@ def _framework(task: Task) -> list[Compared]:
     if task.record:
         recording.record(task.framework, [(source, rows_of(source)) for source in sources])
         return replayed(task.framework)
-    keep_results()
     return [
         Compared(source, compared(row, task.cases, task.seed))
         for source in sources

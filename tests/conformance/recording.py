@@ -1,13 +1,15 @@
 """Recordings of the frameworks' own results: written once where their code is, compared with where it is not.
 
-`recorded/NAME.json` says what was recorded: versions, functions, tolerances, declared differences. `recorded/NAME.npz`
-holds the settings and results of each case, and `recorded/batches.npz` the batches, which all frameworks share.
+`recorded/NAME.json` says what was recorded: versions, functions, tolerances, declared differences.
+`recorded/NAME.cases.xz` holds the settings and results of each case, and `recorded/batches.xz` the batches, which all
+frameworks share; both are JSON.
 """
 
 from __future__ import annotations
 
 import ast
 import json
+import lzma
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,7 +18,6 @@ from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,6 +25,7 @@ from conformance.aims import Aim, aimed
 from conformance.batches import Batch, batch
 from conformance.rows import Result, Row, differences, expected, explained
 from conformance.sources import RECORDED, Source
+from conformance.telling import telling
 from rollout_corr.frameworks.shared import lookup
 
 FOLDER = Path(__file__).resolve().parent / "recorded"
@@ -75,7 +77,7 @@ def described(framework: str) -> dict[str, Any]:
 
 def record(framework: str, sources: list[tuple[Source, list[Row]]]) -> None:
     """Run the frameworks' sides and write them down; a row is recorded from the first version that has it."""
-    batches, values = recorded_batches(), _Values()
+    batches = recorded_batches()
     said: list[dict[str, Any]] = []
     settings: list[list[list[Any]]] = []
     seen: set[str] = set()
@@ -98,14 +100,12 @@ def record(framework: str, sources: list[tuple[Source, list[Row]]]) -> None:
                     names = explained(row, given, drawn, result, ours, differs).values()
                     name = next(iter(names)) if all(names) else "undeclared"
                     differing[name] = differing.get(name, 0) + 1
-                forms = {name: values.add(x, given) for name, x in result.items()}
-                cases.append([number, repr(drawn), forms, left, bool(differs)])
+                cases.append([number, repr(drawn), _coded(result), left, bool(differs)])
             for number in _PLAIN if row.kind in ("preset", "recipe") else ():
                 with suppress(*_NO_DEFAULT):
                     result = expected(row, batches[number], {})
                     if not differences(row, batches[number], {}, result)[0]:
-                        forms = {name: values.add(x, batches[number]) for name, x in result.items()}
-                        cases.append([number, "{}", forms, [], False])
+                        cases.append([number, "{}", _coded(result), [], False])
             settings.append(cases)
             own["rows"].append(
                 {
@@ -119,9 +119,7 @@ def record(framework: str, sources: list[tuple[Source, list[Row]]]) -> None:
         if own["rows"]:
             said.append(own)
     (FOLDER / f"{framework}.json").write_text(written(framework, said), encoding="utf-8")
-    coded = np.frombuffer(json.dumps(settings, ensure_ascii=False).encode(), np.uint8)
-    bits = np.packbits(np.array(values.bits, bool))
-    np.savez_compressed(FOLDER / f"{framework}.npz", cases=coded, numbers=np.array(values.numbers), bits=bits)
+    _write(f"{framework}.cases.xz", settings)
 
 
 def written(framework: str, said: list[dict[str, Any]]) -> str:
@@ -137,10 +135,7 @@ def written(framework: str, said: list[dict[str, Any]]) -> str:
 def load(framework: str) -> Iterator[Recorded]:
     """Read the recordings of a framework, one for each version that was recorded."""
     batches, said = recorded_batches(), described(framework)
-    with np.load(FOLDER / f"{framework}.npz", allow_pickle=False) as held:
-        coded: list[list[list[Any]]] = json.loads(held["cases"].tobytes())
-        values = _Values(held["numbers"].tolist(), np.unpackbits(held["bits"]).astype(bool).tolist())
-    rows = iter(coded)
+    rows = iter(_read(f"{framework}.cases.xz"))
     for own in said["sources"]:
         made: dict[str, list[Case]] = {}
         for row in own["rows"]:
@@ -148,11 +143,11 @@ def load(framework: str) -> Iterator[Recorded]:
                 Case(
                     given,
                     ast.literal_eval(drawn),
-                    {name: values.take(form, given) for name, form in forms.items()},
+                    {name: _tensor(x) if isinstance(x, list) else x for name, x in result.items()},
                     left,
                     may_differ,
                 )
-                for number, drawn, forms, left, may_differ in next(rows)
+                for number, drawn, result, left, may_differ in next(rows)
                 for given in [batches[number] if isinstance(number, int) else aimed(Aim(*aim) for aim in number)]
             ]
         yield Recorded(Source(framework, own["version"], Path(), RECORDED, own["facts"]), made)
@@ -160,8 +155,6 @@ def load(framework: str) -> Iterator[Recorded]:
 
 def _given(row: Row, batches: tuple[Batch, ...]) -> Iterator[tuple[int | list[Aim], Batch, dict[str, Any]]]:
     """The batches of a row: the shared ones, by their numbers, and those aimed at its own numbers; with settings."""
-    from lab.planted.telling import telling
-
     drawn = [row.settings(Random(f"recorded-{number}")) for number in range(4 * len(batches))]
     recordable = [row.recordable(settings) for settings in drawn]
     for number, (given, settings, wanted) in enumerate(zip(batches, drawn, recordable, strict=False)):
@@ -180,83 +173,50 @@ def _defaults(row: Row) -> set[tuple[str, str]]:
     return {(name, repr(default)) for name, default in settings.items()}
 
 
-class _Values:
-    """The numbers and bits of results, one behind the other."""
+def _coded(result: Result) -> dict[str, Any]:
+    """Results as JSON has them: tensors are lists of lists of numbers, or of bools."""
+    tensors = {name: x for name, x in result.items() if isinstance(x, Tensor)}
+    plain = {name: x.tolist() if x.dtype == torch.bool else x.double().tolist() for name, x in tensors.items()}
+    return {**result, **plain}
 
-    def __init__(self, numbers: list[float] | None = None, bits: list[bool] | None = None) -> None:
-        self.numbers, self.bits = numbers or [], bits or []
-        self._number = self._bit = 0
 
-    def add(self, value: Any, given: Batch) -> Any:
-        """Append a value, and return its form: its shape if it is a tensor, "tokens" for one of valid tokens alone."""
-        if isinstance(value, float):
-            self.numbers.append(value)
-            return "number"
-        if isinstance(value, str):
-            return {"text": value}
-        assert isinstance(value, Tensor), type(value)
-        if value.dtype == torch.bool:
-            self.bits += value.flatten().tolist()
-            return {"bits": list(value.shape)}
-        value = value.detach().double()
-        if value.shape == given.mask.shape and bool((value.where(~given.mask, 0.0) == 0).all()):
-            self.numbers += value[given.mask].tolist()
-            return "tokens"
-        self.numbers += value.flatten().tolist()
-        return list(value.shape)
+def _tensor(values: list[Any], dtype: torch.dtype = torch.float64) -> Tensor:
+    made = torch.tensor(values)
+    return made if made.dtype == torch.bool else torch.tensor(values, dtype=torch.float64).to(dtype)
 
-    def take(self, form: Any, given: Batch) -> Any:
-        """Return the next value of some form."""
-        if form == "number":
-            return self._numbers(1)[0]
-        if form == "tokens":
-            made = torch.zeros(given.mask.shape, dtype=torch.float64)
-            made[given.mask] = torch.tensor(self._numbers(int(given.mask.sum())), dtype=torch.float64)
-            return made
-        if isinstance(form, list):
-            return torch.tensor(self._numbers(int(np.prod(form))), dtype=torch.float64).reshape(form)
-        if "text" in form:
-            return form["text"]
-        size = int(np.prod(form["bits"]))
-        self._bit += size
-        return torch.tensor(self.bits[self._bit - size : self._bit], dtype=torch.bool).reshape(form["bits"])
 
-    def _numbers(self, size: int) -> list[float]:
-        self._number += size
-        return self.numbers[self._number - size : self._number]
+def _write(name: str, data: Any) -> None:
+    (FOLDER / name).write_bytes(lzma.compress(json.dumps(data, ensure_ascii=False).encode()))
+
+
+def _read(name: str) -> Any:
+    return json.loads(lzma.decompress((FOLDER / name).read_bytes()))
 
 
 def record_batches() -> None:
     """Write down the batches."""
     made = [batch(kind, seed, WIDE if kind == "spread" else SHAPE) for kind, seed in BATCHES]
-    names = np.array([f"{b.kind} {b.seed} {b.new.dtype}" for b in made])
-    shapes = np.array([b.mask.shape for b in made])
-    flat = {name: torch.cat([getattr(b, name).double().flatten() for b in made]).numpy() for name in _POLICIES}
-    mask = torch.cat([b.mask.flatten() for b in made]).numpy()
-    np.savez_compressed(FOLDER / "batches.npz", names=names, shapes=shapes, mask=mask, **flat)
+    _write("batches.xz", [{**vars(b), **_coded(_tensors(b)), "dtype": str(b.new.dtype)} for b in made])
 
 
 @cache
 def recorded_batches() -> tuple[Batch, ...]:
     """Read the batches."""
     made = []
-    with np.load(FOLDER / "batches.npz", allow_pickle=False) as held:
-        names, shapes = held["names"].tolist(), held["shapes"].tolist()
-        sizes = {name: [rows if name == "advantages" else rows * width for rows, width in shapes] for name in _FIELDS}
-        arrays = {name: torch.from_numpy(held[name]).split(sizes[name]) for name in _FIELDS}
-    for number, (name, shape) in enumerate(zip(names, shapes, strict=True)):
-        kind, seed, dtype = name.split()
-        fields = {name: arrays[name][number].reshape(shape) for name in (*_POLICIES[:-1], "mask")}
-        made_in = {name: fields[name].to(DTYPES[dtype]) for name in _POLICIES[:-1]}
+    for fields in _read("batches.xz"):
+        dtype = DTYPES[fields.pop("dtype")]
         # Advantages in bf16 are none that a framework has.
-        advantages = arrays["advantages"][number].to(torch.float64 if dtype == "torch.float64" else torch.float32)
-        made.append(Batch(kind=kind, seed=int(seed), mask=fields["mask"], advantages=advantages, **made_in))
+        dtypes = {"advantages": torch.float64 if dtype == torch.float64 else torch.float32}
+        tensors = {name: _tensor(x, dtypes.get(name, dtype)) for name, x in fields.items() if isinstance(x, list)}
+        made.append(Batch(**fields | tensors))
     return tuple(made)
+
+
+def _tensors(given: Batch) -> dict[str, Tensor]:
+    return {name: x for name, x in vars(given).items() if isinstance(x, Tensor)}
 
 
 # The batches with which a row is also recorded without settings, where the framework's function has defaults, and how
 # one that has none refuses.
 _PLAIN = (2, 12)
 _NO_DEFAULT = (TypeError, KeyError, ValueError, AttributeError, AssertionError, RuntimeError)
-_POLICIES = ("new", "old", "rollout", "ref", "advantages")
-_FIELDS = (*_POLICIES, "mask")

@@ -9,24 +9,22 @@ import torch
 from torch import Tensor
 
 from conformance.batches import Batch
-from conformance.rows import Declared, both, draw
+from conformance.declared import Declared
+from conformance.rows import both, draw
 from conformance.samples import bounds
 
 EMPTY = Declared(
     "a sample without a token counts as one token",
-    "differences.md",
     "`calculate_per_token_loss` of slime and miles | counts a sample without a token as one token",
     lambda given, settings: settings["calculate_per_token_loss"] and not bool(given.mask.any(1).all()),
 )
 EMPTY_NORMALIZED = Declared(
     "samples without a token in the mean that normalizes",
-    "dropins_in_depth.md",
     "at the level sequence, samples without a valid token count in the mean that normalizes",
     lambda given, settings: _uses_mis(settings) and counts_empty(given, settings),
 )
 FAR_KL = Declared(
     "low_var_kl is clamped after its ratio",
-    "differences.md",
     "clamps at 10 after it multiplies by the ratio",
     lambda given, settings: (
         settings["use_kl_loss"]
@@ -37,7 +35,6 @@ FAR_KL = Declared(
 )
 GSPO_OVER_ALL = Declared(
     "gspo's ratio next to rejected tokens",
-    "differences.md",
     "takes the mean over all tokens of a sequence",
     lambda given, settings: (
         settings["advantage_estimator"] == "gspo" and _uses_mis(settings) and _rejects_tokens(settings)

@@ -13,7 +13,8 @@ from types import ModuleType
 
 import pytest
 
-from conformance import campaign, verl_07
+from conformance import campaign
+from conformance.peers import verl
 from rollout_corr.frameworks.shared import lookup
 
 pytestmark = pytest.mark.peers
@@ -62,7 +63,7 @@ def test_the_drop_in_fits(source, monkeypatch):
     root = ModuleType(source.framework)
     root.__version__ = "of this test"
     monkeypatch.setitem(sys.modules, source.framework, root)
-    if source.framework == "verl" and verl_07.is_that_old(source):
+    if source.framework == "verl" and verl.is_that_old(source):
         with pytest.raises(RuntimeError, match=r"serves verl 0\.9\.0, 0\.9\.1"):
             install_on(source, drop_in, {}, monkeypatch)
         return
@@ -92,7 +93,7 @@ CLASSES = {
 @pytest.mark.parametrize("source", SOURCES, ids=NAMES)
 def test_every_setting_of_a_correction_has_a_row(source):
     path, name, block = CLASSES.get(source.framework, ("", "", ""))
-    if not (source.root / path).is_file() or (source.framework == "verl" and verl_07.is_that_old(source)):
+    if not (source.root / path).is_file() or (source.framework == "verl" and verl.is_that_old(source)):
         return
     text = (source.root / path).read_text(encoding="utf-8")
     body = re.split(r"\n(?=\S)", text.partition(f"class {name}")[2])[0]

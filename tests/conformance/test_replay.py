@@ -11,7 +11,8 @@ import rollout_corr as rc
 from builders import preset_cases
 from conformance import campaign, page, recording
 from conformance.batches import batch
-from conformance.rows import BACKEND, LEFT_OUT, Tally, size_of_terms, unequal
+from conformance.declared import LEFT_OUT
+from conformance.rows import BACKEND, Tally, size_of_terms, unequal
 from conformance.sources import RECORDED, Source
 from rollout_corr.frameworks.shared import lookup
 

@@ -1,17 +1,11 @@
-"""Stand-ins for verl's containers, and its whole loss under a configuration."""
+"""Stand-ins for verl's containers, which SkyRL's and others' are like."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 from torch import Tensor
-
-from conformance.batches import Batch
-from conformance.rows import Result
-from conformance.sources import Source
 
 
 class Settings(SimpleNamespace):
@@ -39,34 +33,6 @@ class Proto(SimpleNamespace):
         return type(self)(batch={**self.batch, **other.batch})
 
 
-def actor(**changed: Any) -> Settings:
-    """Make an ActorConfig with its defaults."""
-    fields = {
-        "clip_ratio": 0.2,
-        "clip_ratio_low": 0.2,
-        "clip_ratio_high": 0.2,
-        "clip_ratio_c": 3.0,
-        "tau_pos": 1.0,
-        "tau_neg": 1.05,
-        "global_batch_info": {},
-        "policy_loss": Settings(dro_beta=None),
-    }
-    return Settings(**fields | changed)
-
-
-def or_raises(call: Callable[[], Result]) -> Result:
-    """Return what verl returns, or that it divides by zero."""
-    try:
-        return call()
-    except ZeroDivisionError:
-        return {"raises": "ZeroDivisionError"}
-
-
-def weights_of(held: Proto | None) -> Tensor | None:
-    """Return the weights that a DataProto holds."""
-    return None if held is None else held.batch["rollout_is_weights"]
-
-
 class Data(dict[str, Any]):
     """As much of a TensorDict as the loss uses."""
 
@@ -90,53 +56,8 @@ class Metric(SimpleNamespace):
         return found
 
 
-def whole_loss(
-    source: Source, path: str, functions: dict[str, Any], correct: Callable[..., Any]
-) -> Callable[..., Tensor]:
-    """Return verl's `ppo_loss` after its correction, under a whole configuration."""
-    made = source.cut(
-        path,
-        "ppo_loss",
-        no_padding_2_padding=lambda x, data: x,
-        get_policy_loss_fn=lambda mode: functions[mode],
-        Metric=Metric,
-        AggregationType=Metric,
-        TensorDict=Data,
-    )
-
-    def run(given: Batch, actor_rollout_ref: dict[str, Any], algorithm: dict[str, Any]) -> Tensor:
-        block = dict(algorithm["rollout_correction"])
-        bypass, loss_type = block.pop("bypass_mode"), block.pop("loss_type")
-        settings = dict(actor_rollout_ref["actor"])
-        policy = Settings(**settings.pop("policy_loss"))
-        data = Data(
-            response_mask=given.mask,
-            old_log_probs=given.rollout if bypass else given.old,
-            advantages=given.token_advantages,
-            ref_log_prob=given.ref,
-            dp_size=1,
-            batch_num_tokens=given.mask.sum(),
-            global_batch_size=len(given.mask),
-        )
-        if bypass:
-            policy.loss_mode = "bypass_mode"
-            policy.rollout_correction = Settings(**block, loss_type=loss_type)
-        elif given.mask.any():
-            found = or_raises(
-                lambda: dict(
-                    zip(("held", "mask"), correct(given.old, given.rollout, given.mask, **block)[:2], strict=True)
-                )
-            )
-            if "raises" in found:
-                return given.new.sum() * math.nan
-            data["response_mask"] = found["mask"]
-            if found["held"] is not None:
-                data["rollout_is_weights"] = weights_of(found["held"])
-        config = actor(**settings | {"policy_loss": policy})
-        try:
-            value: Tensor = made(config, {"log_probs": given.new}, data)[0]
-        except ZeroDivisionError:
-            return given.new.sum() * math.nan
-        return value
-
-    return run
+def actor(**changed: Any) -> Settings:
+    """Make an ActorConfig with its defaults."""
+    clips = {"clip_ratio": 0.2, "clip_ratio_low": 0.2, "clip_ratio_high": 0.2, "clip_ratio_c": 3.0}
+    others = {"tau_pos": 1.0, "tau_neg": 1.05, "global_batch_info": {}, "policy_loss": Settings(dro_beta=None)}
+    return Settings(**clips | others | changed)

@@ -10,7 +10,7 @@ import torch
 
 import rollout_corr as rc
 from builders.files_to_copy import loaded
-from conformance import campaign, verl_07
+from conformance import campaign
 from conformance.batches import FINITE, batch
 from conformance.peers import skyrl, verl
 from conformance.peers.trl import Trainer
@@ -26,7 +26,7 @@ KINDS = [kind for kind in FINITE if kind != "nan_behind_mask"]
 def cases():
     """Each version of the three frameworks that can be had, and each of its presets that a file can say."""
     for source in (source for framework in ("verl", "skyrl", "trl") for source in campaign.sources_of(framework)):
-        if source.framework == "verl" and verl_07.is_that_old(source):
+        if source.framework == "verl" and verl.is_that_old(source):
             continue  # its settings are others
         for name in (name for name in rc.spec_names() if name.startswith(f"{source.framework}.")):
             try:

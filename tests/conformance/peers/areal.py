@@ -14,21 +14,8 @@ import torch
 from torch import Tensor
 
 from conformance.batches import FINITE, KINDS, Batch
-from conformance.rows import (
-    BF16,
-    CLAMP,
-    NONFINITE,
-    Declared,
-    Result,
-    Row,
-    among,
-    both,
-    configuration,
-    draw,
-    preset,
-    recipe,
-    spec_of,
-)
+from conformance.declared import BF16, CLAMP, NONFINITE, Declared, among
+from conformance.rows import Result, Row, both, configuration, draw, preset, recipe, spec_of
 from conformance.sources import Source
 from conformance.versions import CURRENT, interpolated
 from rollout_corr.frameworks.areal import dropin
@@ -61,41 +48,32 @@ def ties(given: Batch) -> bool:
 
 KL_NONFINITE = Declared(
     "a divergence that is no number rejects its sequence here, its token there",
-    "differences.md",
     "AReaL, metrics kl_* and binary_kl",
     lambda given, settings: NONFINITE(given, settings) and settings.get("metric", "binary_kl") != "ratio",
 )
 ROUNDS_TO_ONE = Declared(
-    "probability 1 passes here, fails there", "differences.md", "AReaL drops a token whose probability", rounds_to_one
+    "probability 1 passes here, fails there", "AReaL drops a token whose probability", rounds_to_one
 )
 SMALL = Declared(
     "a probability below 1e-8",
-    "differences.md",
     "Values differ for tokens whose probability is below eps",
     lambda given, settings: bool(
         (torch.stack([given.old, given.rollout])[:, given.mask].double() < torch.tensor(1e-8).log()).any()
     ),
 )
-BINARY_BF16 = Declared("divergence in bf16", "differences.md", "AReaL computes the binary KL in bf16", among("bf16"))
+BINARY_BF16 = Declared("divergence in bf16", "AReaL computes the binary KL in bf16", among("bf16"))
 TIES = Declared(
-    "tokens of equal D^2",
-    "differences.md",
-    "areal.m2po keeps or drops tokens of equal D^2 together",
-    lambda given, settings: ties(given),
+    "tokens of equal D^2", "areal.m2po keeps or drops tokens of equal D^2 together", lambda given, settings: ties(given)
 )
 NOTHING_FINITE = Declared(
-    "no token has a finite D",
-    "differences.md",
-    "areal.m2po drops a token whose D is NaN",
-    lambda given, settings: nothing_finite(given),
+    "no token has a finite D", "areal.m2po drops a token whose D is NaN", lambda given, settings: nothing_finite(given)
 )
 PROXIMAL = Declared(
     "AReaL stops at a proximal policy that is not finite",
-    "differences.md",
     "proximal log-probs that are not finite",
     lambda given, settings: NONFINITE(given, settings) and not bool(given.old[given.mask].isfinite().all()),
 )
-INTERPOLATED = Declared(PROXIMAL.name, PROXIMAL.page, PROXIMAL.says, NONFINITE)
+INTERPOLATED = Declared(PROXIMAL.name, PROXIMAL.says, NONFINITE)
 
 
 def rows(source: Source) -> Iterator[Row]:
@@ -311,7 +289,7 @@ def drop_in(reject: Any, config_of: Any, drawn: list[Any]) -> Row:
         return made | {"action": action, "packed": rng.random() < 0.5}
 
     declared = tuple(
-        Declared(d.name, d.page, d.says, lambda given, s, d=d: s["metric"] == "binary_kl" and d.when(given, s))
+        Declared(d.name, d.says, lambda given, s, d=d: s["metric"] == "binary_kl" and d.when(given, s))
         for d in (ROUNDS_TO_ONE, SMALL, BINARY_BF16)
     )
     return Row(

@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from conformance.batches import KINDS, Batch
-from conformance.rows import BF16, CLAMP, PROPAGATES, Row, draw, recipe
+from conformance.declared import BF16, CLAMP, PROPAGATES
+from conformance.rows import Row, draw, recipe
 from conformance.sources import Source
 
 DISTRIBUTION, PACKAGE, CHECKOUT = "openpipe-art", "art", "art"

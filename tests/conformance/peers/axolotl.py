@@ -13,21 +13,9 @@ import torch
 from torch import Tensor
 
 from conformance.batches import Batch
+from conformance.declared import BF16, CLAMP, PROPAGATES, Declared, among, where_ours_trains
 from conformance.peers.trl import MODES, PADDED, TRAINING, inputs_of, sequence_level, settings_of, tokenwise, weighed_kl
-from conformance.rows import (
-    BF16,
-    CLAMP,
-    PROPAGATES,
-    Declared,
-    Result,
-    Row,
-    among,
-    configuration,
-    draw,
-    preset,
-    recipe,
-    where_ours_trains,
-)
+from conformance.rows import Result, Row, configuration, draw, preset, recipe
 from conformance.sources import Source
 from rollout_corr.frameworks.axolotl import AXOLOTL
 from rollout_corr.frameworks.shared.settings import default_of
@@ -57,23 +45,16 @@ def floored(given: Batch, settings: dict[str, Any]) -> bool:
 
 def of_mode(**mode: str) -> tuple[Declared, ...]:
     """Declare the difference at masked tokens, and at others where a sequence ties them to masked ones."""
-    stated = "a ratio that is masked", "differences.md", "axolotl's masks set a rejected weight to 0"
+    stated = "a ratio that is masked", "axolotl's masks set a rejected weight to 0"
     return (
         Declared(*stated, lambda b, s: floored(b, mode | s), shows=where_ours_trains),
         Declared(*stated, lambda b, s: floored(b, mode | s) and tied(DEFAULTS | mode | s)),
     )
 
 
-EMPTY = Declared("no token", "differences.md", "0 / 0 is NaN", among("all_masked"))
-KL_RATIO = Declared(
-    "the KL's ratio",
-    "differences.md",
-    "weighted by the ratio of the sequence",
-    lambda b, s: weighed_kl(b, DEFAULTS | s),
-)
-PADDED_LUSPO = Declared(
-    "luspo over padding", "differences.md", "averages tokens over padding", lambda b, s: tokenwise(b, DEFAULTS | s)
-)
+EMPTY = Declared("no token", "0 / 0 is NaN", among("all_masked"))
+KL_RATIO = Declared("the KL's ratio", "weighted by the ratio of the sequence", lambda b, s: weighed_kl(b, DEFAULTS | s))
+PADDED_LUSPO = Declared("luspo over padding", "averages tokens over padding", lambda b, s: tokenwise(b, DEFAULTS | s))
 
 
 def rows(source: Source) -> Iterator[Row]:

@@ -12,19 +12,8 @@ import torch
 from torch import Tensor
 
 from conformance.batches import KINDS, Batch
-from conformance.rows import (
-    BF16,
-    CLAMP,
-    NO_LOWER_CLAMP,
-    PROPAGATES,
-    Declared,
-    Row,
-    both,
-    configuration,
-    draw,
-    preset,
-    recipe,
-)
+from conformance.declared import BF16, CLAMP, NO_LOWER_CLAMP, PROPAGATES, Declared
+from conformance.rows import Row, both, configuration, draw, preset, recipe
 from conformance.sources import Source
 from rollout_corr.frameworks.cosmos_rl import TABLE
 from rollout_corr.frameworks.shared.settings import default_of
@@ -49,9 +38,9 @@ def spoiled(given: Batch, settings: dict[str, Any]) -> bool:
     return settings.get("off_policy_masking_delta") is not None and not given.finite
 
 
-SPOILED = Declared("a running sum", "differences.md", "which such a token spoils", spoiled)
+SPOILED = Declared("a running sum", "which such a token spoils", spoiled)
 DEFAULTS = {name: default_of(row) for name, row in TABLE.items()}
-CUT = Declared("the KL beyond 10", "differences.md", "the product is cut at 10", cut)
+CUT = Declared("the KL beyond 10", "the product is cut at 10", cut)
 
 
 def rows(source: Source) -> Iterator[Row]:

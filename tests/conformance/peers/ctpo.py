@@ -10,7 +10,8 @@ from torch import Tensor
 
 import rollout_corr as rc
 from conformance.batches import FINITE, Batch
-from conformance.rows import CLAMP, Declared, Row, Side, draw, loss_of, of_loss
+from conformance.declared import CLAMP, Declared
+from conformance.rows import Row, Side, draw, loss_of, of_loss
 from conformance.sources import Source
 from conformance.verl_parts import Settings
 
@@ -26,7 +27,6 @@ GROWING = draw(**dict.fromkeys(("la_clip_low", "la_clip_high", "la_clip_c"), (0.
 # The least weight here is exp(-20).
 FAINT = Declared(
     "a product below exp(-20)",
-    CLAMP.page,
     CLAMP.says,
     CLAMP.when,
     shows=lambda theirs, ours, given: torch.allclose(theirs.double(), ours.double(), rtol=2e-5, atol=3e-9),

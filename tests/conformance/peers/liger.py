@@ -1,121 +1,47 @@
-"""Liger Kernel: its two GRPO losses, in torch and in Triton, next to the recipes of TRL, whose loss they are.
-
-The Triton kernels take logits. They run in Triton's interpreter, in float32, on logits whose log-softmax is the batch.
-"""
+"""Liger Kernel: its GRPO loss in torch, next to the recipes of TRL, whose loss it is."""
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from collections.abc import Callable, Iterator
-from dataclasses import replace
-from functools import cache, partial
+from collections.abc import Iterator
+from functools import partial
 from random import Random
 from typing import Any
 
-import torch
 from torch import Tensor
 
 import rollout_corr as rc
 from conformance.batches import Batch
+from conformance.declared import BF16, CLAMP, PROPAGATES, Declared
 from conformance.peers import trl
-from conformance.rows import BF16, CLAMP, PROPAGATES, Declared, Row, recipe
+from conformance.rows import Row, recipe
 from conformance.sources import Source
 
 DISTRIBUTION, PACKAGE, CHECKOUT, UNDER = "liger-kernel", "liger_kernel", "liger-kernel", "src"
 
 LOSS = "liger_kernel/chunked_loss/grpo_loss.py"
 FUNCTION = "LigerFusedLinearGRPOFunction.ppo_loss_fn"
-LOSSES = trl.LOSSES
 # Settings that it has under TRL's names.
 TAKEN = (
     *("delta", "importance_sampling_level", "max_completion_length", "sapo_temperature_pos", "sapo_temperature_neg"),
     *("vespo_k_pos", "vespo_lambda_pos", "vespo_k_neg", "vespo_lambda_neg"),
 )
 
-KL_RATIO = Declared("the KL's ratio", "differences.md", "weighted by the ratio of the sequence", trl.weighed_kl)
-PADDED_LUSPO = Declared(
-    "luspo over padding", "differences.md", "Liger Kernel's luspo | averages over padding", trl.tokenwise
-)
-
-# The kernels have a loss for each token at the level of sequences too.
-PADDED_KERNEL = replace(PADDED_LUSPO, when=lambda given, settings: True)
-
-# The kernels, what calls them, and the kinds of batches that they are run on: a launch of "long" takes seconds in the
-# interpreter, and the policy of "ties" is sure of tokens, so that the other logit is -infinity.
-OPERATOR, WRAPPER, CALLED = (
-    "liger_kernel/ops/grpo_loss.py",
-    "liger_kernel/transformers/grpo_loss.py",
-    "triton_grpo_loss",
-)
-FUSED = tuple(kind for kind in trl.PADDED if kind not in ("long", "ties", "bf16"))
+KL_RATIO = Declared("the KL's ratio", "weighted by the ratio of the sequence", trl.weighed_kl)
+PADDED_LUSPO = Declared("luspo over padding", "Liger Kernel's luspo | averages over padding", trl.tokenwise)
 
 
 def rows(source: Source) -> Iterator[Row]:
     """Compare the loss types, with the weights that TRL hands over."""
     function = source.cut(LOSS, FUNCTION)
-    # They are loaded when they are run: a recording has none.
-    kernels = cache(partial(operator, source))
-    for loss_type in LOSSES:
-        declared = (PROPAGATES, BF16, CLAMP, KL_RATIO, *([PADDED_LUSPO] if loss_type == "luspo" else []))
+    for loss_type in trl.LOSSES:
         yield recipe(
             f"trl.{loss_type}",
             f"{LOSS}: {FUNCTION}, {loss_type}",
             partial(loss, function, loss_type),
             partial(settings, loss_type),
-            declared=declared,
+            declared=(PROPAGATES, BF16, CLAMP, KL_RATIO, *([PADDED_LUSPO] if loss_type == "luspo" else [])),
             kinds=trl.PADDED,
         )
-        if source.has(OPERATOR):
-            yield recipe(
-                f"trl.{loss_type}",
-                f"{OPERATOR}: GrpoLossFunction, {loss_type}",
-                partial(loss, partial(of_logits, kernels), loss_type),
-                partial(settings, loss_type),
-                declared=(*declared, *([PADDED_KERNEL] if loss_type == "luspo" else [])),
-                kinds=FUSED,
-                within=(2e-5, 2e-5),
-            )
-
-
-def of_logits(
-    kernels: Callable[[], Any], new: Tensor, mask: Tensor, advantages: Tensor, _: Tensor, **config: Any
-) -> Any:
-    """Run the kernels on logits of two tokens; the first one is the batch's."""
-    at = mask.bool()
-    logp = new.where(at, -1.0).float()
-    logits = torch.stack((logp, (-logp.exp()).log1p()), -1)
-    # The last row of logits predicts what comes after the answer.
-    logits = torch.cat((logits, torch.zeros_like(logits[:, :1])), 1).contiguous()
-    config |= {name: config.pop(f"epsilon_{side}") for name, side in (("eps_low", "low"), ("eps_high", "high"))}
-    names = {"old_per_token_logps": "old_logp", "ref_per_token_logps": "ref_logp"}
-    policies = {name: config.pop(given).float().contiguous() for given, name in names.items()}
-    if config["vllm_is_ratio"] is not None:
-        config["vllm_is_ratio"] = config["vllm_is_ratio"].float()
-    ids = torch.zeros(new.shape, dtype=torch.long)
-    return kernels()(
-        logits,
-        completion_ids=ids,
-        advantages=advantages.float(),
-        completion_mask=at.long(),
-        temperature=1.0,
-        inplace=False,
-        reduce=True,
-        **policies,
-        **config,
-    )
-
-
-def operator(source: Source) -> Any:
-    """Load the file of kernels, which Triton interprets by the variable that `__main__` sets; cut what calls them."""
-    spec = importlib.util.spec_from_file_location("liger_grpo_loss", source.root / OPERATOR)
-    assert spec is not None and spec.loader is not None
-    kernels = importlib.util.module_from_spec(spec)
-    # A kernel looks for its globals in its module.
-    sys.modules[spec.name] = kernels
-    spec.loader.exec_module(kernels)
-    names = "GrpoLossFunction", "fused_selective_log_softmax"
-    return source.cut(WRAPPER, CALLED, **{name: getattr(kernels, name) for name in names})
 
 
 def settings(loss_type: str, rng: Random) -> dict[str, Any]:

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from conformance.batches import Batch
-from conformance.rows import CLAMP, NONFINITE, Declared, Result, Row, both, configuration, draw, preset, recipe
+from conformance.declared import CLAMP, NONFINITE, Declared
+from conformance.rows import Result, Row, both, configuration, draw, preset, recipe
 from conformance.sources import Source
 
 DISTRIBUTION, PACKAGE, CHECKOUT = None, "molt", "molt"
@@ -20,14 +21,10 @@ DISTRIBUTION, PACKAGE, CHECKOUT = None, "molt", "molt"
 LOSS, UTILS = "molt/models/loss.py", "molt/models/utils.py"
 
 NO_NUMBER = Declared(
-    "a non-finite token",
-    "differences.md",
-    "molt | NaN: D = 0. Infinite: D = +-30. The ratio new/old likewise",
-    NONFINITE,
+    "a non-finite token", "molt | NaN: D = 0. Infinite: D = +-30. The ratio new/old likewise", NONFINITE
 )
 SUMMED = Declared(
     "gradients added in bf16",
-    "differences.md",
     "molt's KL next to its policy loss, bf16 log-probs",
     lambda given, settings: given.kind == "bf16" and settings["kl"]["use_loss"],
 )

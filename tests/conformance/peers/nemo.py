@@ -16,20 +16,8 @@ from torch.nn.functional import pad
 
 import rollout_corr as rc
 from conformance.batches import FINITE, KINDS, Batch
-from conformance.rows import (
-    BF16,
-    CLAMP,
-    NONFINITE,
-    Declared,
-    Result,
-    Row,
-    beyond,
-    both,
-    configuration,
-    draw,
-    preset,
-    recipe,
-)
+from conformance.declared import BF16, CLAMP, NONFINITE, Declared, beyond
+from conformance.rows import Result, Row, both, configuration, draw, preset, recipe
 from conformance.sources import Source
 
 DISTRIBUTION, PACKAGE, CHECKOUT = None, "nemo_rl", "nemo-rl"
@@ -49,12 +37,9 @@ REPORT = {
 }
 
 NO_NUMBER = Declared(
-    "a non-finite token rejects its sequence here, itself there",
-    "differences.md",
-    "NeMo RL | weight 0 at that token",
-    NONFINITE,
+    "a non-finite token rejects its sequence here, itself there", "NeMo RL | weight 0 at that token", NONFINITE
 )
-CLAMPED = Declared("D beyond the clamp", "metrics.md", "mean e^D - 1 - D, D clamped", beyond(20.0, "old", "rollout"))
+CLAMPED = Declared("D beyond the clamp", "mean e^D - 1 - D, D clamped", beyond(20.0, "old", "rollout"))
 
 
 def large_kl(given: Batch, settings: dict[str, Any]) -> bool:
@@ -63,7 +48,7 @@ def large_kl(given: Batch, settings: dict[str, Any]) -> bool:
     return bool((k.exp() - 1.0 - k > 10.0).any())
 
 
-LARGE_KL = Declared("a KL beyond its clamp", "differences.md", "NeMo RL's KL beyond `kl_output_clamp_value`", large_kl)
+LARGE_KL = Declared("a KL beyond its clamp", "NeMo RL's KL beyond `kl_output_clamp_value`", large_kl)
 # The KL that a recipe has without being asked, which is ClippedPGLossConfig's.
 DEFAULTS: dict[str, dict[str, float]] = {"ppo": {}, "grpo": {"reference_policy_kl_penalty": 0.01}}
 

@@ -12,26 +12,15 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from conformance.batches import Batch
-from conformance.rows import (
-    BF16,
-    CLAMP,
-    NONFINITE,
-    Declared,
-    Result,
-    Row,
-    both,
-    configuration,
-    draw,
-    preset,
-    recipe,
-)
+from conformance.declared import BF16, CLAMP, NONFINITE, Declared
+from conformance.rows import Result, Row, both, configuration, draw, preset, recipe
 from conformance.sources import Source
 
 DISTRIBUTION, PACKAGE, CHECKOUT = None, "open_instruct", "open-instruct"
 
 UTILS, STEP = "open_instruct/grpo_utils.py", "open_instruct/grpo_fast.py"
 
-NO_NUMBER = Declared("a non-finite token", "differences.md", "open-instruct | NaN becomes a sentinel", NONFINITE)
+NO_NUMBER = Declared("a non-finite token", "open-instruct | NaN becomes a sentinel", NONFINITE)
 NAMES = {
     "mask_lower": "rho_mask_lower_bound",
     "mask_upper": "rho_mask_upper_bound",
@@ -116,13 +105,7 @@ def rows(source: Source) -> Iterator[Row]:
         both(clamps, of_loss),
         **more,
     )
-    yield configuration(
-        "open_instruct",
-        f"{UTILS}: GRPOExperimentConfig; {STEP}: step",
-        loss,
-        config_of,
-        **more,
-    )
+    yield configuration("open_instruct", f"{UTILS}: GRPOExperimentConfig; {STEP}: step", loss, config_of, **more)
 
 
 def config_of(rng: Random) -> dict[str, Any]:

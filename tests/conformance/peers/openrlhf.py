@@ -12,21 +12,8 @@ import torch
 from torch import Tensor
 
 from conformance.batches import KINDS, Batch
-from conformance.rows import (
-    BF16,
-    CLAMP,
-    NONFINITE,
-    Declared,
-    Result,
-    Row,
-    among,
-    both,
-    configuration,
-    draw,
-    loss_and_gradient,
-    preset,
-    recipe,
-)
+from conformance.declared import BF16, CLAMP, NONFINITE, Declared, among
+from conformance.rows import Result, Row, both, configuration, draw, loss_and_gradient, preset, recipe
 from conformance.sources import Source
 from rollout_corr.frameworks.openrlhf import dropin
 
@@ -56,16 +43,11 @@ def beyond_eps(given: Batch, settings: dict[str, Any]) -> bool:
 
 
 NO_NUMBER = Declared(
-    "a non-finite token",
-    "differences.md",
-    "OpenRLHF, mode mask | weight 0 at the token, or its sequence at level seq",
-    NONFINITE,
+    "a non-finite token", "OpenRLHF, mode mask | weight 0 at the token, or its sequence at level seq", NONFINITE
 )
-ROUNDED = Declared("its binary KL rounds below 0", "differences.md", "drops tokens whose KL rounds", rounds_below_zero)
-EPS = Declared("a probability below eps", "differences.md", "Values differ for tokens whose probability", beyond_eps)
-NOTHING = Declared(
-    "no token: NaN there", "dropins_in_depth.md", "a batch without a token is a loss of NaN", among("all_masked")
-)
+ROUNDED = Declared("its binary KL rounds below 0", "drops tokens whose KL rounds", rounds_below_zero)
+EPS = Declared("a probability below eps", "Values differ for tokens whose probability", beyond_eps)
+NOTHING = Declared("no token: NaN there", "a batch without a token is a loss of NaN", among("all_masked"))
 
 
 def rows(source: Source) -> Iterator[Row]:

@@ -13,7 +13,8 @@ from torch import Tensor
 
 import rollout_corr as rc
 from conformance.batches import FINITE, Batch
-from conformance.rows import CLAMP, Row, loss_of, of_loss
+from conformance.declared import CLAMP
+from conformance.rows import Row, loss_of, of_loss
 from conformance.sources import Source
 
 DISTRIBUTION, PACKAGE, CHECKOUT = None, "pipelinerl", "PipelineRL"

@@ -13,18 +13,8 @@ from torch import Tensor
 
 import rollout_corr as rc
 from conformance.batches import Batch
-from conformance.rows import (
-    BF16,
-    CLAMP,
-    PROPAGATES,
-    Row,
-    both,
-    configuration,
-    draw,
-    loss_of,
-    of_loss,
-    recipe,
-)
+from conformance.declared import BF16, CLAMP, PROPAGATES
+from conformance.rows import Row, both, configuration, draw, loss_of, of_loss, recipe
 from conformance.samples import lengths_of, samples_of
 from conformance.sources import Source
 

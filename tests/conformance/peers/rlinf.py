@@ -10,7 +10,8 @@ from typing import Any
 from torch import Tensor
 
 from conformance.batches import KINDS, Batch
-from conformance.rows import CLAMP, PROPAGATES, Declared, Result, Row, both, draw, preset, recipe
+from conformance.declared import CLAMP, PROPAGATES, Declared
+from conformance.rows import Result, Row, both, draw, preset, recipe
 from conformance.sources import Source
 from conformance.versions import CURRENT, interpolated
 
@@ -21,7 +22,6 @@ ACTOR = "rlinf/workers/actor/megatron_actor_worker.py"
 
 ROWS = Declared(
     "a sample without a token counts, and its mean is NaN",
-    "differences.md",
     "counts samples without a token, so that seq-mean-token-mean is NaN",
     lambda given, settings: (
         settings.get("loss_agg_func", "token-mean") != "token-mean" and not bool(given.mask.any(1).all())

@@ -12,19 +12,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from conformance.batches import KINDS, Batch
-from conformance.rows import (
-    CLAMP,
-    PROPAGATES,
-    Declared,
-    Result,
-    Row,
-    both,
-    configuration,
-    draw,
-    preset,
-    recipe,
-    where_ours_trains,
-)
+from conformance.declared import CLAMP, PROPAGATES, Declared, where_ours_trains
+from conformance.rows import Result, Row, both, configuration, draw, preset, recipe
 from conformance.sources import Source
 
 DISTRIBUTION, PACKAGE, CHECKOUT = None, "roll", "roll"
@@ -36,7 +25,6 @@ AGENTIC = "roll/pipeline/agentic/agentic_actor_worker.py"
 
 TOKEN_MEAN = Declared(
     "its token-mean adds up filtered tokens too",
-    "differences.md",
     "adds up masked and filtered tokens too",
     lambda given, settings: settings.get("loss_agg_mode") == "token-mean",
     shows=where_ours_trains,

@@ -14,16 +14,10 @@ from torch import Tensor
 
 import rollout_corr as rc
 from conformance.batches import Batch
+from conformance.declared import BF16, CLAMP, LEFT_OUT, NO_LOWER_CLAMP, REJECTS, Declared, among
 from conformance.rows import (
-    BF16,
-    CLAMP,
-    LEFT_OUT,
-    NO_LOWER_CLAMP,
-    REJECTS,
-    Declared,
     Result,
     Row,
-    among,
     both,
     configuration,
     draw,
@@ -62,13 +56,11 @@ WITHIN = (2e-6, 2e-5)
 
 PADDING = Declared(
     "NaN in the padding",
-    "dropins_in_depth.md",
     "NaN or infinity at a masked token makes the ratio of the sequence NaN",
     among("nan_behind_mask"),
 )
 SINGLE = Declared(
     "the spread of one slot is NaN there",
-    "dropins_in_depth.md",
     "the spread of a single slot is NaN",
     lambda given, settings: given.mask.numel() == 1,
 )

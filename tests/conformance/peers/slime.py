@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from conformance.batches import Batch
-from conformance.rows import BF16, CLAMP, PROPAGATES, Result, Row, both, configuration, draw, preset, recipe
+from conformance.declared import BF16, CLAMP, PROPAGATES
+from conformance.rows import Result, Row, both, configuration, draw, preset, recipe
 from conformance.samples import Ranks, bounds, lengths_of, loaded, padded, rollout_batch, samples_of
 from conformance.slime_flags import (
     EMPTY,

@@ -13,23 +13,8 @@ from torch import Tensor
 
 import rollout_corr as rc
 from conformance.batches import KINDS, Batch
-from conformance.rows import (
-    BF16,
-    CLAMP,
-    HOLDERS,
-    PROPAGATES,
-    Declared,
-    Row,
-    among,
-    both,
-    configuration,
-    draw,
-    held,
-    loss_of,
-    of_loss,
-    preset,
-    recipe,
-)
+from conformance.declared import BF16, CLAMP, PROPAGATES, Declared, among
+from conformance.rows import HOLDERS, Row, both, configuration, draw, held, loss_of, of_loss, preset, recipe
 from conformance.sources import Source
 
 DISTRIBUTION, PACKAGE, CHECKOUT = "ms-swift", "swift", "ms-swift"
@@ -55,7 +40,6 @@ DECLARED = (
     CLAMP,
     Declared(
         "a batch without a token",
-        "differences.md",
         "0 / 0 is NaN",
         lambda given, settings: (
             (settings.get("loss_type") in ("dapo", "cispo") or "half_life" in settings) and not bool(given.mask.any())
@@ -66,7 +50,6 @@ DECLARED = (
 
 EMPTY = Declared(
     "a sequence without a token next to others of its group",
-    "differences.md",
     "counts among the sequences with A <= 0, with a score of 0",
     lambda given, settings: bool((~given.mask.any(1)).any()),
 )

@@ -12,7 +12,8 @@ from torch import Tensor
 
 import rollout_corr as rc
 from conformance.batches import Batch
-from conformance.rows import BF16, Row, configuration, draw, loss_of, of_loss, recipe
+from conformance.declared import BF16
+from conformance.rows import Row, configuration, draw, loss_of, of_loss, recipe
 from conformance.sources import Source
 
 DISTRIBUTION, PACKAGE, CHECKOUT = None, "torchtitan", "torchtitan"

@@ -9,7 +9,8 @@ from typing import Any
 from torch import Tensor
 
 from conformance.batches import KINDS, Batch
-from conformance.rows import BF16, CLAMP, PROPAGATES, Row, Settings, draw, recipe
+from conformance.declared import BF16, CLAMP, PROPAGATES
+from conformance.rows import Row, Settings, draw, recipe
 from conformance.sources import Source
 
 DISTRIBUTION, PACKAGE, CHECKOUT = "trinity-rft", "trinity", "trinity-rft"

@@ -15,17 +15,12 @@ from torch import Tensor
 import rollout_corr as rc
 from conformance import trl_packed
 from conformance.batches import KINDS, Batch
+from conformance.declared import BF16, CLAMP, NONFINITE, PROPAGATES, Declared, among, where_ours_trains
 from conformance.rows import (
-    BF16,
-    CLAMP,
     HOLDERS,
-    NONFINITE,
-    PROPAGATES,
-    Declared,
     Result,
     Row,
     Settings,
-    among,
     both,
     configuration,
     draw,
@@ -34,7 +29,6 @@ from conformance.rows import (
     of_loss,
     preset,
     recipe,
-    where_ours_trains,
 )
 from conformance.sources import Source
 from rollout_corr.frameworks.trl import asynchronous, dropin
@@ -74,19 +68,13 @@ def tokenwise(given: Batch, settings: dict[str, Any]) -> bool:
     return bool(not sequence_level(settings) or settings.get("beta") or weights)
 
 
-NO_NUMBER = Declared("not finite", "differences.md", "NaN: ratio 1. Infinite: the largest float", NONFINITE)
-DECLARED = (
-    NO_NUMBER,
-    BF16,
-    CLAMP,
-    Declared("the KL's ratio", "differences.md", "weighted by the ratio of the sequence", weighed_kl),
-)
+NO_NUMBER = Declared("not finite", "NaN: ratio 1. Infinite: the largest float", NONFINITE)
+DECLARED = (NO_NUMBER, BF16, CLAMP, Declared("the KL's ratio", "weighted by the ratio of the sequence", weighed_kl))
 # Of the versions before 1.16.0.
-PADDED_LUSPO = Declared("luspo over padding", "differences.md", "averages tokens over padding", tokenwise)
+PADDED_LUSPO = Declared("luspo over padding", "averages tokens over padding", tokenwise)
 
 MASKED_VESPO = Declared(
     "vespo of masked sequences",
-    "differences.md",
     "the weight has a floor of 1e-8 in its ratio",
     # Next to a KL such a weight is rounded away, in an order that autograd chooses.
     lambda given, settings: bool(
@@ -307,7 +295,7 @@ def _geometric(source: Source) -> Row:
 
     drawn = draw(epsilon=(0.4, 0.05), epsilon_high=(None, 0.1), beta=(0.0, 0.04))
     says = "the geometric mean of no ratios is 1, so it adds"
-    empty = Declared("a completion without a token", "differences.md", says, among("all_masked", "empty_rows"))
+    empty = Declared("a completion without a token", says, among("all_masked", "empty_rows"))
     declared = (PROPAGATES, BF16, CLAMP, empty)
     return recipe("trl.gmpo", f"{GEOMETRIC}: _compute_loss", loss, drawn, declared=declared, kinds=PADDED)
 
@@ -358,7 +346,7 @@ def _packed(source: Source) -> Row:
             "aux_loss_enabled": rng.random() < 0.5,
         }
 
-    known = Declared("not finite", "dropins_in_depth.md", "a token without a finite log-prob", NONFINITE)
+    known = Declared("not finite", "a token without a finite log-prob", NONFINITE)
     # TRL has no row without a token that trains: it cannot count the completions of one.
     kinds = tuple(kind for kind in PADDED if kind != "all_masked")
     declared = (known, BF16, CLAMP)

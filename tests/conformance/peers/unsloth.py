@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from conformance.batches import KINDS, Batch
+from conformance.declared import BF16, Declared
 from conformance.peers import trl
-from conformance.rows import BF16, HOLDERS, Declared, Row, configuration, held, preset, recipe
+from conformance.rows import HOLDERS, Row, configuration, held, preset, recipe
 from conformance.sources import RECORDED, Source, found
 
 DISTRIBUTION, PACKAGE, CHECKOUT = "unsloth-zoo", "unsloth_zoo", "unsloth-zoo"
@@ -37,21 +38,15 @@ DECLARED = (
     trl.CLAMP,
     Declared(
         "the KL's ratio",
-        "differences.md",
         "weighted by the ratio of the sequence",
         lambda given, settings: trl.weighed_kl(given, {"beta": 0.001, **settings}),
     ),
-    Declared("a large KL", "differences.md", "its product with the ratio exceeds 10", large_kl),
+    Declared("a large KL", "its product with the ratio exceeds 10", large_kl),
 )
 # Of the versions before 2026.10.
 OLD = (
-    Declared("luspo over padding", "differences.md", "averages tokens over padding", trl.tokenwise),
-    Declared(
-        "a batch without a token",
-        "differences.md",
-        "0 / 0 is NaN",
-        lambda given, settings: not bool(given.mask.any()),
-    ),
+    Declared("luspo over padding", "averages tokens over padding", trl.tokenwise),
+    Declared("a batch without a token", "0 / 0 is NaN", lambda given, settings: not bool(given.mask.any())),
 )
 
 

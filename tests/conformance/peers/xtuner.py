@@ -14,21 +14,8 @@ from torch import Tensor
 
 import rollout_corr as rc
 from conformance.batches import Batch
-from conformance.rows import (
-    BF16,
-    REJECTS,
-    Declared,
-    Result,
-    Row,
-    among,
-    both,
-    configuration,
-    draw,
-    preset,
-    recipe,
-    report,
-    spec_of,
-)
+from conformance.declared import BF16, REJECTS, Declared, among
+from conformance.rows import Result, Row, both, configuration, draw, preset, recipe, report, spec_of
 from conformance.sources import Source
 from conformance.versions import CURRENT, staleness
 from rollout_corr.frameworks.xtuner import dropin
@@ -49,13 +36,11 @@ WITHIN = (2e-7, 2e-5)
 
 PADDING = Declared(
     "NaN behind the mask",
-    "dropins_in_depth.md",
     "one NaN, even at a masked token, is NaN in the weight and then in the loss",
     among("nan_behind_mask"),
 )
 OWN_MASK = Declared(
     "the report in mode mask with a mask threshold of its own",
-    "differences.md",
     "so its report uses the mask's bounds",
     lambda given, settings: (
         settings["rollout_is_mode"] == "mask"
