@@ -38,13 +38,18 @@ def pickled(value, **options):
     return data.getvalue()
 
 
-def repacked(data, **options):
-    """An archive with its members written by zipfile."""
+def repacked(data, change=lambda name, member: member, **options):
+    """An archive with its members changed, and written by zipfile."""
     made = io.BytesIO()
     with zipfile.ZipFile(io.BytesIO(data)) as old, zipfile.ZipFile(made, "w", **options) as new:
         for name in old.namelist():
-            new.writestr(name, old.read(name))
+            new.writestr(name, change(name, old.read(name)))
     return made.getvalue()
+
+
+def injected(instructions):
+    """A pickle that begins with other instructions."""
+    return repacked(pickled(GOOD), lambda name, x: x[:2] + instructions + x[2:] if name.endswith("data.pkl") else x)
 
 
 class Calls:
@@ -54,70 +59,63 @@ class Calls:
         return os.system, ("true",)
 
 
-GOOD = {"train_logp": X, "rollout_logp": X, "lengths": torch.tensor([3])}
-ITSELF = {"train_logp": X, "rollout_logp": X}
+PACKED = {"train_logp": X, "rollout_logp": X}
+GOOD = PACKED | {"lengths": torch.tensor([3])}
+ITSELF = dict(GOOD)
 ITSELF["more"] = ITSELF
 
-
-PACKED = {"train_logp": X, "rollout_logp": X}
-
-# Names of files, what is in them, and what is said.
-REFUSED = {
-    "cut off": ("x.pt", pickled(GOOD)[:500], "; one that is cut off cannot be read"),
-    "empty": ("x.pt", b"", ": not a complete .pt file: it is empty"),
-    "one side": ("x.pt", pickled({"train_logp": X, "some": X}), "--field rollout_logp=NAME, in Python"),
-    "no offsets": ("x.pt", pickled(PACKED), "field 'train_logp': 1-D log-probs of shape [3] need a field cu_seqlens"),
-    "fewer": ("x.pt", pickled(GOOD | {"rollout_logp": X[:2]}), "'rollout_logp': as rollout_logp: expected shape [3]"),
-    "offsets beyond": ("x.pt", pickled(PACKED | {"cu_seqlens": torch.tensor([5, 8])}), "expected offsets within [0, "),
-    "floating": ("x.pt", pickled(PACKED | {"cu_seqlens": X - 0.5}), "field 'cu_seqlens': expected "),
-    "integers": ("x.pt", pickled(GOOD | {"train_logp": X.long()}), "as train_logp: expected floating log-probs"),
-    "4-D": ("x.pt", pickled(GOOD | {"train_logp": X[None, None]}), "expected shape [N] or [B, T], got [1, 1, 3]"),
-    "no line": ("x.jsonl", b"\n", ": contains no sequences"),
-    "no row": (
-        "x.pt",
-        pickled({"train_logp": torch.zeros(0, 4), "rollout_logp": torch.zeros(0, 4)}),
-        "contains no sequences",
-    ),
-    "a tensor": ("x.pt", pickled(X), ": expected a dict of tensors or a list of records, got Tensor"),
-    "numbers": ("x.pt", pickled([3]), ", record 0: expected a mapping, got int"),
-    "text": ("x.pt", b"hello", ": not a complete .pt file: it is no zip archive"),
-    "an old .pt": ("x.pt", pickled(GOOD, _use_new_zipfile_serialization=False), "torch.save writes since torch 1.6"),
-    "no pickle": ("x.pt", b"PK\x05\x06" + bytes(18), ": not a complete .pt file: its bytes are damaged"),
-    "compressed": ("x.pt", repacked(pickled(GOOD), compression=zipfile.ZIP_DEFLATED), "a record is compressed"),
-    "a call": ("x.pt", pickled(GOOD | {"x": Calls()}), ": not a complete .pt file: it holds posix.system. Expected"),
-    "a class": ("x.pt", pickled(GOOD | {"x": ChosenFields()}), "it holds rollout_corr.diagnose.read.fields.ChosenF"),
-    "a cycle": ("x.pt", pickled(ITSELF), "nested too deeply, or holds itself"),
-    "expanded": ("x.pt", pickled(GOOD | {"rollout_logp": torch.zeros(1).expand(10**9)}), "values that repeat"),
-    "sparse": ("x.pt", pickled(GOOD | {"train_logp": X.to_sparse()}), "'train_logp': as train_logp: a tensor of torch"),
-    "float8": ("x.pt", pickled(GOOD | {"train_logp": X.to(torch.float8_e5m2)}), "a tensor of torch.float8_e5m2"),
-    "a list": (
-        "x.pt",
-        pickled(GOOD | {"rollout_logp": [1.0]}),
-        "as rollout_logp: expected a tensor, as the others are",
-    ),
-    "large numbers": ("x.pt", pickled(GOOD | {"step": torch.full((3,), -1).view(torch.uint64)}), "below 2**63, got la"),
-    "another kind": ("x.csv", b"", ": expected a name that ends in .pt"),
-    "offsets": (
-        "x.pt",
-        pickled(GOOD | {"lengths": torch.tensor([1, -1])}),
-        "record 1, field 'lengths': expected length",
-    ),
-    "a long sum": ("x.pt", pickled(GOOD | {"lengths": torch.tensor([2**62] * 4)}), "record 0, field 'lengths': expect"),
-    "falling": ("x.pt", pickled(GOOD | {"cu_seqlens": torch.tensor([0, 2, 1])}), "record 1, field 'cu_seqlens': expec"),
-    "a mask": ("x.pt", pickled(GOOD | {"mask": X[:2]}), "field 'mask': as mask: expected shape [3], got [2]"),
-    "a mapping": (
-        "x.pt",
-        pickled(GOOD | {"mask": {"a": X}}),
-        "field 'mask.a': as mask: expected values, got a mapping",
-    ),
-}
+# What is saved in place of good columns, or among them, and what is said.
+COLUMNS = [
+    ({"train_logp": X, "some": X}, "--field rollout_logp=NAME, in Python"),
+    (PACKED, "field 'train_logp': 1-D log-probs of shape [3] need a field cu_seqlens"),
+    (PACKED | {"cu_seqlens": torch.tensor([5, 8])}, "expected offsets within [0, "),
+    (PACKED | {"cu_seqlens": X - 0.5}, "field 'cu_seqlens': expected "),
+    (X, ": expected a dict of tensors or a list of records, got Tensor"),
+    ([3], ", record 0: expected a mapping, got int"),
+    (ITSELF, "nested too deeply, or holds itself"),
+    (GOOD | {"rollout_logp": X[:2]}, "'rollout_logp': as rollout_logp: expected shape [3]"),
+    (GOOD | {"train_logp": X.long()}, "as train_logp: expected floating log-probs"),
+    (GOOD | {"train_logp": X[None, None]}, "expected shape [N] or [B, T], got [1, 1, 3]"),
+    (GOOD | {"x": Calls()}, ": not a complete .pt file: it holds posix.system. Expected"),
+    (GOOD | {"x": ChosenFields()}, "it holds rollout_corr.diagnose.read.fields.ChosenF"),
+    (GOOD | {"rollout_logp": torch.zeros(1).expand(10**9)}, "values that repeat"),
+    (GOOD | {"train_logp": X.to_sparse()}, "'train_logp': as train_logp: a tensor of torch"),
+    (GOOD | {"train_logp": X.to("meta")}, "torch.strided, on meta"),
+    (GOOD | {"train_logp": X.to(torch.float8_e5m2)}, "a tensor of torch.float8_e5m2"),
+    (GOOD | {"rollout_logp": [1.0]}, "as rollout_logp: expected a tensor, as the others are"),
+    (GOOD | {"step": torch.full((3,), -1).view(torch.uint64)}, "below 2**63, got la"),
+    (GOOD | {"lengths": torch.tensor([1, -1])}, "record 1, field 'lengths': expected length"),
+    (GOOD | {"lengths": torch.tensor([2**62] * 4)}, "record 0, field 'lengths': expect"),
+    (GOOD | {"cu_seqlens": torch.tensor([0, 2, 1])}, "record 1, field 'cu_seqlens': expec"),
+    (GOOD | {"mask": X[:2]}, "field 'mask': as mask: expected shape [3], got [2]"),
+    (GOOD | {"mask": 1}, "field 'mask': as mask: expected a tensor, as the others are, got int"),
+    (GOOD | {"mask": {"a": X}}, "field 'mask.a': as mask: expected values, got a mapping"),
+]
+# The bytes of a .pt file, or of a file of another name.
+FILES = [
+    (pickled(GOOD)[:500], "; one that is cut off cannot be read"),
+    (b"", ": not a complete .pt file: it is empty"),
+    (b"hello", ": not a complete .pt file: it is no zip archive"),
+    (pickled(GOOD, _use_new_zipfile_serialization=False), "torch.save writes since torch 1.6"),
+    (b"PK\x05\x06" + bytes(18), ": not a complete .pt file: its bytes are damaged"),
+    (repacked(pickled(GOOD), compression=zipfile.ZIP_DEFLATED), "a record is compressed"),
+    # Pickles that ask for 256 TiB, and for a table of 2^31 entries.
+    (injected(b"c__builtin__\nbytearray\n\x8a\x06\0\0\0\0\0\x01\x85R0"), "its bytes are damaged, or of something else"),
+    (injected(b"]r\xff\xff\xff\x7f0"), "its bytes are damaged, or of something else"),
+    # These are no problem in a folder.
+    (pickled(dict.fromkeys(PACKED, torch.zeros(0, 4))), ": contains no sequences"),
+    (b"\n", ": contains no sequences", "x.jsonl"),
+    (b"", ": expected a name that ends in .pt", "x.csv"),
+]
+REFUSED = [*((pickled(columns), message) for columns, message in COLUMNS), *FILES]
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_a_file_that_is_refused(name, tmp_path):
-    file, data, message = REFUSED[name]
-    (tmp_path / file).write_bytes(data)
-    assert message in failing(tmp_path / file)
+@pytest.mark.parametrize("row", REFUSED, ids=[row[1] for row in REFUSED])
+def test_a_file_that_is_refused(row, tmp_path):
+    data, message, *name = row
+    path = tmp_path / "".join(name or ["x.pt"])
+    path.write_bytes(data)
+    assert message in failing(path)
 
 
 @pytest.mark.parametrize(
@@ -205,23 +203,23 @@ def changed(path):
 
 
 BAD = {
-    "pt": lambda folder: changed(write("pt packed", folder, packed(200), "1")),
-    "link": lambda folder: (folder / "1.jsonl").symlink_to(folder / "nowhere"),
-    "pipe": lambda folder: os.mkfifo(folder / "1.jsonl"),
-    "gzip": lambda folder: (folder / "1.jsonl.gz").write_bytes(b"not compressed"),
+    **{f"{i}.pt": lambda path, data=data: path.write_bytes(data) for i, (data, *_) in enumerate(REFUSED[:-3])},
+    "a.jsonl": lambda path: path.symlink_to("nowhere"),
+    "b.jsonl": os.mkfifo,
+    "c.jsonl.gz": lambda path: path.write_bytes(b"not compressed"),
 }
 
 
-@pytest.mark.parametrize("bad", BAD)
-def test_one_bad_file_is_named_and_the_rest_of_the_folder_is_read(bad, tmp_path):
+def test_bad_files_are_named_and_the_rest_of_the_folder_is_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(problems, "SHOWN", 99)
     columns = packed()
-    write("pt packed", tmp_path, columns, "0")
-    BAD[bad](tmp_path)
-    write("jsonl", tmp_path, columns, "2")
+    for name in ("!", "z"):
+        write("jsonl", tmp_path, columns, name)
+    for name, make in BAD.items():
+        make(tmp_path / name)
     dump = Dump(tmp_path)
     assert sequences_of(dump) == wanted_of(columns) * 2
-    (problem,) = dump.problems.shown
-    assert str(problem).startswith(str(tmp_path / "1.")) and "\n" not in str(problem)
+    assert sorted(problem.file for problem in dump.problems.shown) == sorted(str(tmp_path / name) for name in BAD)
 
 
 def test_the_exception_of_a_parser_stays_the_cause(tmp_path):

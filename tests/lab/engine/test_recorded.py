@@ -9,9 +9,6 @@ from builders.cases import one_in
 from lab.engine import page, recorded
 from lab.engine.verdicts import ACCEPTED, HEALTHY, arguments, diagnose, outcome, verdict
 
-# What doctor says where it is not right. The table may only shrink: a line whose verdict has become right has to go.
-MISSES: dict[tuple[str, str], str] = {}
-
 CASES = [(model, mode) for mode in ACCEPTED for model in (["moe"] if mode.startswith("moe") else ["flat", "peaky"])]
 dumps = cache(recorded.read)
 
@@ -24,10 +21,9 @@ def shown(model, mode):
 
 @pytest.mark.parametrize(("model", "mode"), one_in(3, CASES))
 def test_doctor_names_the_cause(model, mode):
-    diagnosis, missed = diagnose(dumps(model)[mode]), MISSES.get((model, mode))
+    diagnosis = diagnose(dumps(model)[mode])
     said, judged = verdict(diagnosis), outcome(mode, diagnosis)
-    assert (judged == "wrong") == (missed is not None), (said, missed, ACCEPTED[mode])
-    assert missed in (None, said)
+    assert judged != "wrong", (said, ACCEPTED[mode])
     told = said if judged != "too small" else judged
     assert told == shown(model, mode), "README.md is older than doctor: PYTHONPATH=tests:. python -m lab.engine.page"
 
@@ -37,8 +33,3 @@ def test_healthy_modes_raise_no_warning(model, mode):
     given = arguments(dumps(model)[mode])
     out = rc.correct(given["train_logp"], given["rollout_logp"], given["batch"], spec=rc.Spec())
     assert out.warnings() == []
-
-
-def test_no_healthy_mode_is_missed():
-    """A false alarm is not a miss to be listed."""
-    assert not [case for case in MISSES if "healthy" in ACCEPTED[case[1]]]
