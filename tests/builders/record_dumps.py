@@ -1,5 +1,7 @@
 """Files that the frameworks' own dump functions write, recorded once, tiny, with the commits that they come from.
 
+`by_rank` restates those of slime and miles for any samples and ranks.
+
 `PEERS=FOLDER PYTHONPATH=tests:. python -m builders.record_dumps` cuts the functions out of the checkouts in FOLDER,
 runs them on `samples()` and rewrites `tests/diagnose/written`.
 """
@@ -10,39 +12,110 @@ import asyncio
 import json
 import logging
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import redirect_stdout
+from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 from unittest import mock
 
 import torch
 from torch import Tensor
 
-from builders.framework_dumps import Sample, per_sample, ranks_of
 from conformance.sources import Source, found
 
 FOLDER = Path(__file__).resolve().parents[1] / "diagnose" / "written"
 STEP = 3
 
 
-def samples() -> list[Sample]:
-    """Make three sequences whose numbers are sums of powers of 2."""
+@dataclass
+class Sample:
+    """A sequence: a prompt, and a response with its log-probs, each [response]."""
+
+    index: int
+    prompt: list[int]
+    ids: Tensor
+    train: Tensor
+    rollout: Tensor
+    mask: Tensor
+    advantages: Tensor
+
+    @property
+    def tokens(self) -> Tensor:
+        return torch.cat([torch.tensor(self.prompt), self.ids])
+
+    @property
+    def lengths(self) -> tuple[int, int]:
+        """Of prompt and response together, and of the response."""
+        return len(self.prompt) + len(self.ids), len(self.ids)
+
+    def behind_prompt(self, response: Tensor) -> Tensor:
+        """Put zeros of the prompt before values of the response."""
+        return torch.cat([response.new_zeros(len(self.prompt)), response])
+
+
+def samples(count: int = 3) -> list[Sample]:
+    """Make sequences of four to six tokens whose numbers are sums of powers of 2."""
     made = []
-    for i, count in enumerate((4, 6, 5)):
-        train = -torch.arange(1, count + 1) / 8 - i
-        mask = torch.arange(count) % 4 != 2
-        sides = train, train - torch.arange(count) / 64
-        made.append(Sample(i, STEP, [900, 901, 902][: 1 + i], torch.arange(count) + 10 * i, *sides, mask, mask / 2.0))
+    for i in range(count):
+        n = (4, 6, 5)[i % 3]
+        train = -torch.arange(1, n + 1) / 8 - i
+        mask = torch.arange(n) % 4 != 2
+        sides = train, train - torch.arange(n) / 64
+        made.append(Sample(i, [900, 901, 902][: 1 + i % 3], torch.arange(n) + 10 * i, *sides, mask, mask / 2.0))
     return made
 
 
-def rows_of(values: Sequence[Tensor], left: bool = False) -> Tensor:
+def per_sample(samples: Sequence[Sample]) -> dict[str, list[Any]]:
+    """Return the columns of slime and miles."""
+    return {
+        "tokens": [sample.tokens for sample in samples],
+        "total_lengths": [sample.lengths[0] for sample in samples],
+        "response_lengths": [sample.lengths[1] for sample in samples],
+        "sample_indices": [sample.index for sample in samples],
+        "rewards": [float(sample.index % 2) for sample in samples],
+        "loss_masks": [sample.mask.int() for sample in samples],
+        "log_probs": [sample.train for sample in samples],
+        "rollout_log_probs": [sample.rollout for sample in samples],
+        "advantages": [sample.advantages for sample in samples],
+    }
+
+
+def ranks_of(samples: Sequence[Sample], parts: int) -> Iterator[tuple[int, int, dict[str, list[Any]]]]:
+    """Give what two ranks of data parallelism hold, each with `parts` of context parallelism: rank, part, columns."""
+    for data in range(2):
+        own = [sample for sample in samples if sample.index % 2 == data]
+        for part in range(parts):
+            columns = per_sample(own)
+            for name in ("log_probs", "rollout_log_probs", "advantages"):
+                columns[name] = [part_of(x, sample, part, parts) for x, sample in zip(columns[name], own, strict=True)]
+            yield data * parts + part, part, columns
+
+
+def by_rank(folder: Path, step: int, samples: Sequence[Sample], parts: int = 1, told: bool = False) -> None:
+    """Write a step as the ranks of miles do, `told` with the part that each has, or as slime's without."""
+    for rank, part, columns in ranks_of(samples, parts):
+        context = {"cp_rank": part, "cp_size": parts, "qkv_format": "thd"} if told else {}
+        path = folder / "train_data" / f"{step}_{rank}.pt"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        torch.save({"rollout_id": step, "rank": rank, "rollout_data": columns, **context}, path)
+
+
+def part_of(values: Tensor, sample: Sample, part: int, parts: int) -> Tensor:
+    """Return what a rank of context parallelism holds: chunks `part` and `2 parts - 1 - part`, one token early."""
+    total, response = sample.lengths
+    chunk = -(-total // (2 * parts))
+    bounds = [(i * chunk, (i + 1) * chunk) for i in (part, 2 * parts - 1 - part)]
+    first = total - response - 1
+    held = [values[max(low - first, 0) : max(min(high, total - 1) - first, 0)] for low, high in bounds]
+    return values if parts == 1 else torch.cat(held)
+
+
+def rows_of(values: Sequence[Tensor]) -> Tensor:
     """Pad to [B, T] with zeros."""
-    width = max(map(len, values))
-    rows = [(x.new_zeros(width - len(x)), x) for x in values]
-    return torch.stack([torch.cat(row if left else row[::-1]) for row in rows])
+    return torch.nn.utils.rnn.pad_sequence(list(values), batch_first=True)
 
 
 def nemo(source: Source, folder: Path) -> None:

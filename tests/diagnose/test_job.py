@@ -11,29 +11,25 @@ from pathlib import Path
 import pytest
 import torch
 
-from builders import framework_dumps as written
-from builders import record_dumps
-from builders.diagnose_cases import CASES
-from builders.dumps import sequences_of
+from builders import planted_dumps
+from builders.dumps import sequences_of, write_jsonl
+from builders.record_dumps import FOLDER, STEP, by_rank, samples
+from builders.record_dumps import WRITERS as RECORDED
 from rollout_corr.cli.main import main
 from rollout_corr.diagnose.read.dump import Dump
 from rollout_corr.diagnose.read.job import find_job
 from rollout_corr.diagnose.read.problems import DumpError
 from rollout_corr.diagnose.read.writers import WRITERS
 
+NEMO = FOLDER / "nemo" / f"train_data_step{STEP}.jsonl"
 
-def samples(count=6, steps=1):
-    """Make samples of 5 to 9 tokens, some of them masked."""
-    generator = torch.Generator().manual_seed(count)
-    found = []
-    for i in range(count):
-        n = 5 + i % 5
-        logps = -torch.rand(2, n, generator=generator) - 0.1
-        mask = torch.arange(n) % 4 != 2
-        found.append(
-            written.Sample(i, 1 + i % steps, [900] * (3 + i % 3), torch.arange(n) + 10 * i, *logps, mask, logps[0])
-        )
-    return found
+
+def nemo(folder, step, change=lambda record: record):
+    """Write the recorded samples of NeMo RL as those of another step, each of them changed."""
+    folder.mkdir(exist_ok=True)
+    records = map(json.loads, NEMO.read_text().splitlines())
+    write_jsonl(folder / f"train_data_step{step}.jsonl", map(change, records))
+    return folder
 
 
 def of_response(sample):
@@ -42,50 +38,57 @@ def of_response(sample):
     return {name: getattr(sample, field)[sample.mask].tolist() for name, field in names.items()}
 
 
-@pytest.mark.parametrize("layout", written.LAYOUTS)
-def test_a_job_is_read_step_by_step(layout, tmp_path):
-    """A layout gives the responses that went into it, with the steps of the files' names."""
-    given = samples(steps=3)
-    dump = Dump(written.write(written.LAYOUTS[layout], tmp_path, given))
+@pytest.mark.parametrize("layout", sorted(RECORDED))
+def test_what_the_framework_wrote_is_read(layout):
+    folder = FOLDER / layout
+    if layout in ("verl", "areal"):
+        assert f"{layout}.install(dump=" in find_refusal(folder)
+        return
+    dump = Dump(folder)
     found = [values for _, values in sequences_of(dump)]
-    assert dump.problems.count == 0
-    assert list(dump.jobs[0].dumps) == [1, 2, 3]
-    assert sorted(values["steps"][0] for values in found) == [1, 1, 2, 2, 3, 3]
-    by_start = {values["train_logp"][0]: values for values in found}
-    for sample in given:
-        values, wanted = by_start[float(sample.train[0])], of_response(sample)
-        assert {name: values[name] for name in wanted} == wanted
+    # What slime wrote until August 2026 is what miles writes.
+    framework = "miles" if layout == "slime_by_rank" else layout.removesuffix("_in_parts").removesuffix("_loss")
+    assert (dump.jobs[0].framework, list(dump.jobs[0].dumps)) == (framework, [STEP])
+    assert dump.problems.count == 0 and len(found) == 3
+    found.sort(key=lambda values: values["train_logp"][0], reverse=True)
+    for sample, values in zip(samples(), found, strict=True):
+        assert values.items() >= {name: x for name, x in of_response(sample).items() if name in values}.items()
+        assert set(values["steps"]) == {STEP}
+
+
+def test_a_job_is_read_step_by_step(tmp_path):
+    """In the order of the numbers in the names; records have no step of their own."""
+    for step in (10, 9, 3):
+        nemo(tmp_path, step)
+    dump = Dump(tmp_path)
+    assert [values["steps"][0] for _, values in sequences_of(dump)] == [3, 3, 3, 9, 9, 9, 10, 10, 10]
+    assert dump.problems.count == 0 and list(dump.jobs[0].dumps) == [3, 9, 10]
 
 
 def test_a_sample_that_is_left_out_of_the_loss_is_masked(tmp_path):
     """NeMo RL multiplies the masks of tokens and of samples."""
-    written.nemo(tmp_path, 1, samples(2))
-    path = tmp_path / "train_data_step1.jsonl"
-    first, second = map(json.loads, path.read_text().splitlines())
-    path.write_text("\n".join(map(json.dumps, (first | {"sample_loss_mask": [0.0]}, second))))
-    assert [len(values["train_logp"]) for _, values in sequences_of(Dump(tmp_path))] == [0, 5]
+    nemo(tmp_path, 1, lambda record: record | {"sample_loss_mask": [float(record["idx"] == 1)]})
+    assert [len(values["train_logp"]) for _, values in sequences_of(Dump(tmp_path))] == [0, 5, 0]
 
 
 def test_parts_of_a_rank_that_is_missing_are_no_sequences(tmp_path):
-    written.miles_in_parts(tmp_path, 1, samples(2))
+    by_rank(tmp_path, 1, samples(2), 2, told=True)
     (tmp_path / "train_data" / "1_0.pt").unlink()
     dump = Dump(tmp_path)
     assert len(sequences_of(dump)) == 1 and dump.problems.count == 1
-    assert "expected all parts of 5 values, from ranks of context parallelism" in str(dump.problems.shown[0])
+    assert "expected all parts of 4 values, from ranks of context parallelism" in str(dump.problems.shown[0])
 
 
 @pytest.mark.parametrize("parts", [2, 3, 6])
 def test_parts_of_context_parallelism_are_joined(parts, tmp_path):
     """Ranks of tensor parallelism repeat a part; files that do not say whose part it is are left out."""
     given = samples(4)
-    written.by_rank(tmp_path, 1, given, parts, qkv_format="thd")
+    by_rank(tmp_path, 1, given, parts, told=True)
     again = torch.load(tmp_path / "train_data" / "1_0.pt")
     torch.save(again | {"rank": 99}, tmp_path / "train_data" / "1_99.pt")
-    dump = Dump(tmp_path)
-    found = {values["train_logp"][0]: values["rollout_logp"] for _, values in sequences_of(dump)}
-    wanted = [{"train": sample.train[sample.mask], "rollout": sample.rollout[sample.mask]} for sample in given]
-    assert found == {float(one["train"][0]): one["rollout"].tolist() for one in wanted}
-    written.by_rank(tmp_path, 2, given, parts)
+    found = {values["train_logp"][0]: values["rollout_logp"] for _, values in sequences_of(Dump(tmp_path))}
+    assert found == {float(one.train[0]): one.rollout[one.mask].tolist() for one in given}
+    by_rank(tmp_path, 2, given, parts)
     dump = Dump(tmp_path)
     assert len(sequences_of(dump)) >= 4 and "from ranks of context parallelism" in str(dump.problems.shown[0])
 
@@ -103,7 +106,7 @@ def test_equal_parts_of_one_field_and_fields_of_other_lengths_lose_no_sample(tmp
     given = samples(6)
     for sample in given:
         sample.advantages[:] = 0.75
-    written.by_rank(tmp_path, 1, given, 2, qkv_format="thd")
+    by_rank(tmp_path, 1, given, 2, told=True)
     changed_ranks(tmp_path, lambda columns: columns.update(values=[torch.zeros(2) for _ in columns["tokens"]]))
     dump = Dump(tmp_path)
     found = {values["train_logp"][0]: values["advantages"] for _, values in sequences_of(dump)}
@@ -114,7 +117,7 @@ def test_equal_parts_of_one_field_and_fields_of_other_lengths_lose_no_sample(tmp
 @pytest.mark.parametrize("named", [True, False])
 def test_ranks_whose_samples_nothing_tells_apart(named, tmp_path):
     """Names may be strings; without names and tokens, samples of two ranks may be the same or not."""
-    written.by_rank(tmp_path, 1, samples(4))
+    by_rank(tmp_path, 1, samples(4))
 
     def change(columns):
         indices = columns.pop("sample_indices")
@@ -132,8 +135,6 @@ def test_ranks_whose_samples_nothing_tells_apart(named, tmp_path):
 
 
 ONE_SIDED = {
-    "dumps/7.jsonl": ({"input": "a", "output": "b", "gts": None, "score": 1.0, "step": 7}, "verl.install(dump="),
-    "3/12.jsonl": ({"task_id": 12, "sample_idx": 0, "head_version": 2, "completion": "b"}, "areal.install(dump="),
     "train_rollout/train_rollout_3.jsonl": ({"prompt": "a", "response": "b"}, "xtuner.install(dump="),
     "dumped_data/global_step_3_training_input.pkl": (
         {},
@@ -176,17 +177,17 @@ def test_the_configuration_of_the_run(files, wanted, tmp_path):
     for name in files:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text('{"model_type": "llama"}' if "checkpoint" in name else "{}")
-    written.nemo(written.made(tmp_path / "logs"), 1, samples(1))
+    nemo(tmp_path / "logs", 1)
     job = find_job(tmp_path, (".jsonl",))
     assert job.config == (wanted and tmp_path / wanted)
 
 
 def test_checkpoints_beside_dumps_are_not_read(tmp_path, capsys):
-    written.nemo(tmp_path, 4, samples(6))
+    nemo(tmp_path, 4)
     (tmp_path / "step_4").mkdir()
     torch.save({"weight": torch.ones(3)}, tmp_path / "step_4" / "model.pt")
     dump = Dump(tmp_path)
-    assert len(sequences_of(dump)) == 6 and dump.problems.count == 0
+    assert len(sequences_of(dump)) == 3 and dump.problems.count == 0
     assert dump.about == "1 file of nemo (not env.should_log_nemo_gym_responses), step 4; other files, not read: 1"
     main(["doctor", str(tmp_path)])
     assert "found: 1 file of nemo" in " ".join(capsys.readouterr().out.split())
@@ -194,30 +195,10 @@ def test_checkpoints_beside_dumps_are_not_read(tmp_path, capsys):
 
 def test_several_jobs_in_a_folder_are_doubted(tmp_path):
     for run in ("a", "b"):
-        (tmp_path / run).mkdir()
-        written.nemo(tmp_path / run, 4, samples(6))
+        nemo(tmp_path / run, 4)
     assert Dump(tmp_path).about.endswith("step 4; step 4 lies in several folders: name one run's")
-    shutil.copytree(record_dumps.FOLDER / "slime", tmp_path / "b", dirs_exist_ok=True)
+    shutil.copytree(FOLDER / "slime", tmp_path / "b", dirs_exist_ok=True)
     assert "; dumps of slime are not read (3.pt, ...): name their folder" in Dump(tmp_path / "b").about
-
-
-@pytest.mark.parametrize("layout", sorted(record_dumps.WRITERS))
-def test_what_the_framework_wrote_is_read(layout):
-    given = record_dumps.samples()
-    folder = record_dumps.FOLDER / layout
-    if layout in ("verl", "areal"):
-        assert f"{layout}.install(dump=" in find_refusal(folder)
-        return
-    dump = Dump(folder)
-    found = [values for _, values in sequences_of(dump)]
-    # What slime wrote until August 2026 is what miles writes.
-    framework = "miles" if layout == "slime_by_rank" else layout.removesuffix("_in_parts").removesuffix("_loss")
-    assert (dump.jobs[0].framework, list(dump.jobs[0].dumps)) == (framework, [record_dumps.STEP])
-    assert dump.problems.count == 0 and len(found) == len(given)
-    found.sort(key=lambda values: values["train_logp"][0], reverse=True)
-    for sample, values in zip(given, found, strict=True):
-        assert values.items() >= {name: x for name, x in of_response(sample).items() if name in values}.items()
-        assert set(values["steps"]) == {record_dumps.STEP}
 
 
 def test_the_page_and_the_table_of_writers_agree():
@@ -241,11 +222,12 @@ def test_the_page_and_the_table_of_writers_agree():
 
 
 def test_log_probs_that_prime_rl_writes_as_null_are_not_finite(tmp_path):
-    (path,) = (record_dumps.FOLDER / "prime_rl").rglob("*.jsonl")
+    (path,) = (FOLDER / "prime_rl").rglob("*.jsonl")
     first, *others = path.read_text().splitlines()
     record = json.loads(first)
     record["trainer_logprobs"][1] = None
-    folder = written.made(tmp_path / "token_exports" / "step_3")
+    folder = tmp_path / "token_exports" / "step_3"
+    folder.mkdir(parents=True)
     (folder / path.name).write_text("\n".join((json.dumps(record), *others)))
     (_, values), *_ = sequences_of(Dump(tmp_path))
     assert [math.isnan(x) for x in values["train_logp"]] == [True, False, False]
@@ -264,8 +246,13 @@ policy:
 @pytest.mark.parametrize("name", ["config.yaml", ".hydra/config.yaml"])
 def test_a_finding_names_the_line_of_the_configuration_that_makes_it(name, tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "500")
-    (case,) = (one for one in CASES if one.name == "temperature 0.7, engine reports raw log-probs")
-    written.write(written.LAYOUTS["nemo"], tmp_path, written.samples_of(case.make(100)))
+    made = planted_dumps.temperature(100, 0.7, 1.0, 0.7)
+    columns = {"token_ids": "token_ids", "generation_logprobs": "rollout_logp", "prev_logprobs": "train_logp"}
+    rows = [made[name].split(made["cu_seqlens"].diff().tolist()) for name in columns.values()]
+    write_jsonl(
+        tmp_path / "train_data_step1.jsonl",
+        (dict(zip(columns, ([x.tolist()] for x in row), strict=True)) for row in zip(*rows, strict=True)),
+    )
     config = tmp_path / name
     config.parent.mkdir(exist_ok=True)
     config.write_text(RUN)

@@ -104,12 +104,43 @@ def opened(page):
     return [head for head, shown in zip(heads, tops, strict=False) if shown]
 
 
-@pytest.mark.parametrize("name", ["turns", "steps", "truncated", "healthy", "broken", "copied", "filled", "one"])
-def test_every_report_is_a_whole_page(name, folder):
-    page = checked(report(folder / f"{name}.pt", by=("entropy",) if name == "turns" else ()))
-    absent = {"broken": ["Where it differs", "Worst records"], "one": ["Where it differs"], "copied": ["Worst records"]}
-    assert sorted(page.said("h2")) == sorted(set(SECTIONS) - set(absent.get(name, ())))
-    assert len(of_class(page, "tile")) == 5 and [key for key in page.said("code") if key in TILES] == list(TILES)
+POLICIES, PLACES, RECORDS, DISTRIBUTION = list(SECTIONS)[:4]
+# The sections that a page lacks, the captions that it begins with, the sections that are open, and the states of its
+# five numbers but watch and alarm.
+HEALTHY, BLIND, NONE = "healthy", "blind", "none"
+PAGES = {
+    "turns": ((), ["by turn", "by position in the sequence"], [], {BLIND}),
+    "steps": ((), ["by step"], [], {BLIND}),
+    "truncated": ((), ["log-probs, train against rollout", "by rollout probability"], [POLICIES], {BLIND}),
+    "spiked": ((), [], [RECORDS], {BLIND}),
+    "healthy": ((), [], [POLICIES, PLACES, DISTRIBUTION], {HEALTHY}),
+    "broken": ((PLACES, RECORDS), [], [POLICIES], {NONE}),
+    "copied": ((RECORDS,), ["log-probs, train against rollout"], [POLICIES], {BLIND}),
+    "filled": ((), ["log-probs, train against rollout"], [POLICIES], {BLIND}),
+    "one": ((PLACES,), ["log-probs, train against rollout"], [POLICIES], {BLIND}),
+}
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_begins_with_the_finding_and_its_pictures(name, folder):
+    """Its card holds its pictures, its sections are open and the first, and everything else is folded.
+
+    A number that lies in its healthy range has not seen the finding: none is green next to one.
+    """
+    absent, pictures, shown, states = PAGES[name]
+    page = checked(report(folder / f"{name}.pt"))
+    assert sorted(page.said("h2")) == sorted(set(SECTIONS) - set(absent))
+    assert opened(page) == shown and page.said("h2")[: len(shown)] == shown
+    captions = page.said("figcaption")
+    assert captions[: len(pictures)] == pictures
+    assert ("found" in of_class(page, "card")[0]["class"].split()) == (len(pictures) == 1)
+    tiles = [tile["class"].split()[1] for tile in of_class(page, "tile")]
+    assert [key for key in page.said("code") if key in TILES] == list(TILES) and len(tiles) == 5
+    assert {*tiles} - {"watch", "alarm"} == states, tiles
+    assert page.said("span").count("cannot see this") == tiles.count(BLIND)
+    # The range does not come from what is broken.
+    for room in (re.fullmatch(r"healthy: (0.*) to (1.*)", said) for said in page.said("span") if " to 1." in said):
+        assert 0.9 < float(room[1]) < 1.0 < float(room[2]) < 1.1
     # Where the numbers come from.
     strip = " ".join(page.said("span"))
     assert f"{name}.pt" in strip and f"rollout-corr {rc.__version__}, torch {torch.__version__}" in strip
@@ -118,31 +149,12 @@ def test_every_report_is_a_whole_page(name, folder):
 
 def test_a_report_has_a_chart_for_every_axis(folder):
     page = checked(report(folder / "turns.pt", by=("entropy",)))
-    captions = page.said("figcaption")
     # Those of the finding are the first, and stand in its card.
     wanted = ["by turn", "by position", "log-probs", "probabilities", "by rollout probability", "by sequence length"]
     wanted += ["by weight version", "by step", "by entropy", "D of tokens", "mean D of sequences"]
-    assert len(captions) == len(wanted)
-    for caption, start in zip(captions, wanted, strict=True):
+    for caption, start in zip(page.said("figcaption"), wanted, strict=True):
         assert caption.startswith(start)
     assert any("turns begin with other tokens" in text for text in page.said("b"))
-
-
-@pytest.mark.parametrize(
-    ("name", "pictures", "shown"),
-    [
-        ("truncated", ["log-probs, train against rollout", "by rollout probability"], ["Train against rollout"]),
-        ("steps", ["by step"], []),
-        ("spiked", [], ["Worst records"]),
-        ("turns", ["by turn", "by position in the sequence"], []),
-    ],
-)
-def test_a_page_begins_with_the_finding_and_its_pictures(name, pictures, shown, folder):
-    """Its card holds its pictures, its sections are open and the first, and everything else is folded."""
-    page = checked(report(folder / f"{name}.pt"))
-    assert page.said("figcaption")[: len(pictures)] == pictures
-    assert ("found" in of_class(page, "card")[0]["class"].split()) == (len(pictures) == 1)
-    assert opened(page) == shown and page.said("h2")[: len(shown)] == shown
 
 
 def test_the_fitted_line_of_a_temperature_is_drawn():
@@ -155,25 +167,6 @@ def test_the_fitted_line_of_a_temperature_is_drawn():
     chart.segment((-4.0, -4.0), (0.0, 0.0), "over")
     ends = f"{chart.px(-2.0):.1f},{chart.py(-2.0):.1f} {chart.px(0.0):.1f},{chart.py(0.0):.1f}"
     assert f'points="{ends}"' in str(chart.parts[-1])
-
-
-def test_a_healthy_page_shows_the_pictures_that_can_be_checked(folder):
-    page = checked(report(folder / "healthy.pt"))
-    assert opened(page) == ["Train against rollout", "Where it differs", "Distribution of D"]
-    assert [tile["class"] for tile in of_class(page, "tile")] == ["tile healthy"] * 5
-
-
-@pytest.mark.parametrize("name", ["truncated", "steps", "spiked", "turns", "broken"])
-def test_no_number_is_green_next_to_a_finding(name, folder):
-    """A number that lies in its healthy range has not seen it, and its range does not come from what is broken."""
-    assert not rc.doctor(folder / f"{name}.pt").healthy
-    page = checked(report(folder / f"{name}.pt"))
-    states = [tile["class"].split()[1] for tile in of_class(page, "tile")]
-    assert "healthy" not in states and page.said("span").count("cannot see this") == states.count("blind")
-    assert ("blind" in states) == (name != "broken")
-    if name != "broken":
-        (room,) = (re.fullmatch(r"healthy: (0.*) to (1.*)", said) for said in page.said("span") if " to 1." in said)
-        assert 0.9 < float(room[1]) < 1.0 < float(room[2]) < 1.1
 
 
 def test_every_place_says_series_x_y_and_count(folder):
