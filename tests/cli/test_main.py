@@ -21,27 +21,26 @@ def test_every_command_has_help_of_its_own(name, capsys):
     assert capsys.readouterr().out.startswith(f"usage: rollout-corr {name} ")
 
 
-@pytest.mark.parametrize("arguments", [["--help"], []])
-def test_the_commands_are_listed(arguments, capsys):
+ABOUT = [command.about for command in COMMANDS.values()]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["--help"], 0, ABOUT),
+        ([], 0, ABOUT),
+        (["unknown"], 2, ["usage: rollout-corr"]),
+        (["specs", "--more"], 2, ["usage: rollout-corr"]),
+        (["demo", "--fast"], 2, ["usage: rollout-corr"]),
+        # Settings have defaults, so the error does not ask for them.
+        (["explain"], 2, ["usage: rollout-corr", "error: the following arguments are required: name "]),
+    ],
+)
+def test_arguments_of_no_command(arguments, code, said, capsys):
     with pytest.raises(SystemExit) as caught:
         main(arguments)
-    assert caught.value.code == 0
-    said = " ".join(capsys.readouterr().out.split())
-    assert all(command.about in said for command in COMMANDS.values())
-
-
-@pytest.mark.parametrize("arguments", [["unknown"], ["specs", "--more"], ["explain"], ["demo", "--fast"]])
-def test_wrong_arguments_exit_with_2(arguments, capsys):
-    with pytest.raises(SystemExit) as caught:
-        main(arguments)
-    assert caught.value.code == 2 and "usage: rollout-corr" in capsys.readouterr().err
-
-
-def test_explain_needs_a_name_alone(capsys):
-    """Settings have defaults, so the error does not ask for them."""
-    with pytest.raises(SystemExit):
-        main(["explain"])
-    assert capsys.readouterr().err.endswith("error: the following arguments are required: name\n")
+    shown = " ".join((*capsys.readouterr()[code > 0].split(), ""))
+    assert caught.value.code == code and all(words in shown for words in said), shown
 
 
 @pytest.mark.parametrize("arguments", [["explain", "verl.decoupled_geo_rs_token_tis"], ["specs", "verl", "geo"]])
@@ -58,34 +57,33 @@ def test_lines_are_folded_at_the_width_of_the_terminal(arguments, capsys, monkey
     assert sum(line.startswith("   ") for line in folded) == len(folded) - len(whole)
 
 
-def test_specs_and_explain(capsys, monkeypatch):
+UPPER = rc.spec("verl.decoupled_token_is", upper=3.0).explain()
+DAPO = rc.recipe("trl.dapo", epsilon_high=0.3)
+RATIO = "nemo: truncated_importance_sampling_ratio\n  default: null\n  takes: null or a number\n  sets: weight.upper, "
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("verl.decoupled_token_is", rc.spec("verl.decoupled_token_is").explain()),
+        ("verl.decoupled_token_is upper=3.0", UPPER),
+        ("trl.dapo epsilon_high=0.3", f"spec:\n{DAPO.spec.explain()}\nloss:\n{DAPO.loss.explain()}"),
+        ("nemo.truncated_importance_sampling_ratio", f"{RATIO}criteria.upper"),
+        # By the place in a configuration too, whose blocks the table does not name.
+        ("axolotl.trl.vllm_importance_sampling_cap", "axolotl: vllm_importance_sampling_cap\n  default: 3.0\n ..."),
+        ("verl.decoupled_token_is uper=3.0", "did you mean upper=?"),
+        ("verl.decoupled_token_is 3.0", "expected a setting NAME=VALUE, got '3.0'"),
+        ("verl.decoupled_token", "verl.decoupled_token_is"),
+    ],
+)
+def test_explain(arguments, said, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "1000")
-    assert main(["specs"]) == 0
-    names = capsys.readouterr().out.split()
-    assert "verl.decoupled_token_is" in names
-    assert main(["explain", "verl.decoupled_token_is"]) == 0
-    assert capsys.readouterr().out == rc.spec("verl.decoupled_token_is").explain() + "\n"
-    assert main(["explain", "verl.decoupled_token_is", "upper=3.0"]) == 0
-    assert capsys.readouterr().out == rc.spec("verl.decoupled_token_is", upper=3.0).explain() + "\n"
-    assert main(["explain", "trl.dapo", "epsilon_high=0.3"]) == 0
-    said, wanted = capsys.readouterr().out, rc.recipe("trl.dapo", epsilon_high=0.3)
-    assert said == f"spec:\n{wanted.spec.explain()}\nloss:\n{wanted.loss.explain()}\n"
-    assert main(["explain", "nemo.truncated_importance_sampling_ratio"]) == 0
-    assert capsys.readouterr().out.splitlines() == [
-        "nemo: truncated_importance_sampling_ratio",
-        "  default: null",
-        "  takes: null or a number",
-        "  sets: weight.upper, criteria.upper",
-    ]
-    # By the place in a configuration too, whose blocks the table does not name.
-    assert main(["explain", "axolotl.trl.vllm_importance_sampling_cap"]) == 0
-    assert capsys.readouterr().out.startswith("axolotl: vllm_importance_sampling_cap\n  default: 3.0\n")
-    for wrong, why in (("uper=3.0", "did you mean upper=?"), ("3.0", "expected a setting NAME=VALUE, got '3.0'")):
-        assert main(["explain", "verl.decoupled_token_is", wrong]) == 2
-        assert why in capsys.readouterr().err
-    assert main(["explain", "verl.decoupled_token"]) == 2
-    out = capsys.readouterr()
-    assert out.out == "" and "verl.decoupled_token_is" in out.err
+    code = main(["explain", *arguments.split()])
+    out, err = capsys.readouterr()
+    if code == 0:
+        assert out.startswith(said.removesuffix(" ...")) and (said.endswith("...") or out == f"{said}\n")
+    else:
+        assert code == 2 and out == "" and said in err
 
 
 def test_specs_are_searched_by_name_and_description(capsys, monkeypatch):
