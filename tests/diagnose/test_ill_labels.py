@@ -10,7 +10,6 @@ import torch
 import rollout_corr as rc
 from builders.planted_dumps import Model
 from rollout_corr.cli.main import main
-from rollout_corr.diagnose.doctor.diagnosis import diagnose
 from rollout_corr.diagnose.measure.measurement import measure
 from rollout_corr.diagnose.read.dump import Dump
 
@@ -51,14 +50,6 @@ def rewards():
     return columns, torch.linspace(0, 1, SEQUENCES), owner
 
 
-def found(folder, columns, labels, suffix=".jsonl"):
-    path = folder / f"x{suffix}"
-    made = {name: columns[name] for name in ("train_logp", "rollout_logp", "cu_seqlens")}
-    rc.dump(path, **made, sequences=None, environment=labels).result()
-    return path, diagnose(measure(Dump(path, by=["environment"])))
-
-
-@pytest.mark.parametrize("suffix", [".jsonl", ""])
 @pytest.mark.parametrize(
     ("make", "title", "others"),
     [
@@ -72,9 +63,11 @@ def found(folder, columns, labels, suffix=".jsonl"):
         (rewards, None, ("outliers", "different_policies")),
     ],
 )
-def test_ill_labels_are_named(make, title, others, suffix, tmp_path):
+def test_ill_labels_are_named(make, title, others):
     columns, labels, _ = make()
-    findings = {one.name: one for one in found(tmp_path, columns, labels, suffix)[1]}
+    logps, offsets = (columns["train_logp"], columns["rollout_logp"]), columns["cu_seqlens"]
+    found = rc.doctor(*logps, cu_seqlens=offsets, by="environment", environment=labels).findings
+    findings = {one.name: one for one in found}
     assert {*findings} - {"label"} <= {*others}
     said = findings["label"].title if "label" in findings else None
     assert said == title or {*said.split()} == {*title.split()}
@@ -84,13 +77,15 @@ def test_ill_labels_are_named(make, title, others, suffix, tmp_path):
 
 def test_the_commands(tmp_path, capsys):
     columns, ids, _ = planted([1], 4)
-    path, _ = found(tmp_path, columns, ids)
-    assert main(["doctor", str(path), "--by", "environment", "--fail-if", "label > 0", "--json"]) == 1
+    path = str(tmp_path / "x.jsonl")
+    logps = columns["train_logp"], columns["rollout_logp"]
+    rc.dump(path, *logps, cu_seqlens=columns["cu_seqlens"], sequences=None, environment=ids).result()
+    assert main(["doctor", path, "--by", "environment", "--fail-if", "label > 0", "--json"]) == 1
     assert "label" in {finding["name"] for finding in json.loads(capsys.readouterr().out)["findings"]}
     # Nothing in the dump says that this column is one of labels.
-    assert main(["doctor", str(path), "--fail-if", "label > 0"]) == 0
+    assert main(["doctor", path, "--fail-if", "label > 0"]) == 0
     capsys.readouterr()
-    assert main(["report", str(path), "--by", "environment", "--no-page", "--json"]) == 0
+    assert main(["report", path, "--by", "environment", "--no-page", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)["profiles"]["environment"]
     assert [row["label"] for row in rows] == [str(value) for value in range(4)]
 
