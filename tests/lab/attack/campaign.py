@@ -47,7 +47,7 @@ class Area:
         attempt: Makes the attempt of a seed. A function at the top of a module, so that a worker can import it.
         count: Attempts of `make attack`.
         few: Attempts of `make test`, which see that the area still runs: at most 4 seconds on one busy core.
-        limit: Seconds after which an attempt counts as hung, not counting those that it waits for a core.
+        limit: Seconds after which an attempt counts as hung.
     """
 
     name: str
