@@ -27,6 +27,15 @@ FINITE = (
 KINDS = (*FINITE, "infinite", "nan_in_front", "bf16")
 
 
+def without(*left_out: str) -> tuple[str, ...]:
+    """Every kind but some."""
+    return tuple(kind for kind in KINDS if kind not in left_out)
+
+
+# For frameworks that multiply by their mask, so that what stands behind it has to be finite.
+PADDED = without("nan_behind_mask")
+
+
 @dataclass(frozen=True)
 class Batch:
     """One batch, right-padded.
@@ -58,6 +67,15 @@ class Batch:
     def token_advantages(self) -> Tensor:
         """[B, T]: each row's advantage at its tokens, 0 elsewhere."""
         return self.advantages[:, None].where(self.mask, 0.0)
+
+    @property
+    def lengths(self) -> list[int]:
+        """The response of each row: up to its last valid token, and one token where there is none."""
+        return (self.mask * torch.arange(1, self.mask.shape[1] + 1)).amax(1).clamp(min=1).tolist()
+
+    def samples(self, x: Tensor) -> list[Tensor]:
+        """Cut the rows of a padded tensor to their responses."""
+        return [row[:n] for row, n in zip(x, self.lengths, strict=True)]
 
     def trains(self, **other: Tensor) -> Batch:
         """Copy the batch with log-probs that take a gradient."""

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from conformance.batches import Batch
+from conformance.batches import PADDED, Batch
 from conformance.declared import BF16, CLAMP, PROPAGATES, Declared, among, where_ours_trains
-from conformance.peers.trl import MODES, PADDED, TRAINING, inputs_of, sequence_level, settings_of, tokenwise, weighed_kl
+from conformance.peers.trl import MODES, loss_by, sequence_level, settings_of, tokenwise, weighed_kl
 from conformance.rows import Result, Row, configuration, draw, preset, recipe
 from conformance.sources import Source
 from rollout_corr.frameworks.axolotl import AXOLOTL
@@ -61,8 +61,8 @@ def rows(source: Source) -> Iterator[Row]:
     """Compare presets, recipes and the reader."""
     generate, compute = "AsyncGRPOTrainer._compute_deferred_scores", "AsyncGRPOTrainer._compute_loss"
     ratio_of = source.lines(TRAINER, generate, "sampling_logps = ", "data[")
-    loss_of = source.lines(TRAINER, compute, "advantages = inputs", 'if self.loss_type in ("grpo", "sapo")')
-    off_policy_mask = source.cut(TRAINER, "AsyncGRPOTrainer.get_off_policy_mask")
+    statements = source.lines(TRAINER, compute, "advantages = inputs", 'if self.loss_type in ("grpo", "sapo")')
+    keep = source.cut(TRAINER, "AsyncGRPOTrainer.get_off_policy_mask")
 
     def ratio(given: Batch, mode: str, cap: float) -> Tensor:
         made = ratio_of(
@@ -77,30 +77,15 @@ def rows(source: Source) -> Iterator[Row]:
         return {"weights": ratio(given, mode, cap).expand_as(given.old)}
 
     def loss(given: Batch, loss_type: str, **config: Any) -> Tensor:
-        settings = DEFAULTS | config
+        settings = DEFAULTS | config | {"loss_type": loss_type}
         cap = settings.pop("cap", settings[OLD_CAP])
-        high = settings["epsilon"] if settings["epsilon_high"] is None else settings["epsilon_high"]
-        trainer = SimpleNamespace(
-            **settings | {"loss_type": loss_type, "epsilon_low": settings["epsilon"], "epsilon_high": high},
-            args=SimpleNamespace(**settings),
-            get_off_policy_mask=off_policy_mask,
-            **TRAINING,
-        )
-        inputs = inputs_of(given) | {"importance_sampling_ratio": ratio(given, settings[MODE], cap)}
-        mask = given.mask.to(torch.int64)
-        made = loss_of(self=trainer, inputs=inputs, per_token_logps=given.new, entropy_mask=None, mask=mask)
-        return made["loss"]
+        return loss_by(statements, given, ratio(given, settings[MODE], cap), get_off_policy_mask=keep, **settings)
 
     more: dict[str, Any] = {"declared": (*of_mode(), PROPAGATES, BF16, CLAMP), "kinds": PADDED}
     for mode in MODES:
-        declared = (*of_mode(**{MODE: mode}), PROPAGATES, BF16, CLAMP)
-        yield preset(
-            f"axolotl.{mode}",
-            f"{TRAINER}: {mode}",
-            partial(weights, mode=mode),
-            draw(cap=(1.05, 3.0)),
-            **more | {"declared": declared},
-        )
+        own = more | {"declared": (*of_mode(**{MODE: mode}), PROPAGATES, BF16, CLAMP)}
+        run = partial(weights, mode=mode)
+        yield preset(f"axolotl.{mode}", f"{TRAINER}: {mode}", run, draw(cap=(1.05, 3.0)), **own)
     for loss_type in AXOLOTL.losses:
         extra = {"luspo": (PADDED_LUSPO,), "dapo": (EMPTY,), "cispo": (EMPTY,)}.get(loss_type, ())
         own = more | {"declared": (*more["declared"], KL_RATIO, *extra)}

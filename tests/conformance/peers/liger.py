@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 import rollout_corr as rc
-from conformance.batches import Batch
+from conformance.batches import PADDED, Batch
 from conformance.declared import BF16, CLAMP, PROPAGATES, Declared
 from conformance.peers import trl
 from conformance.rows import Row, recipe
@@ -40,7 +40,7 @@ def rows(source: Source) -> Iterator[Row]:
             partial(loss, function, loss_type),
             partial(settings, loss_type),
             declared=(PROPAGATES, BF16, CLAMP, KL_RATIO, *([PADDED_LUSPO] if loss_type == "luspo" else [])),
-            kinds=trl.PADDED,
+            kinds=PADDED,
         )
 
 

@@ -15,7 +15,6 @@ import rollout_corr as rc
 from conformance.batches import Batch
 from conformance.declared import BF16, CLAMP, PROPAGATES
 from conformance.rows import Row, both, configuration, draw, loss_of, of_loss, recipe
-from conformance.samples import lengths_of, samples_of
 from conformance.sources import Source
 
 DISTRIBUTION, PACKAGE, CHECKOUT = None, "prime_rl", "prime-rl"
@@ -59,15 +58,11 @@ def rows(source: Source) -> Iterator[Row]:
     setup = source.cut(LOSS, "setup_rl_loss_fn", **records, **classes)
 
     def loss(given: Batch, config: Any, weights: str = "rl", of_tokens: Tensor | None = None) -> Tensor:
-        lengths = lengths_of(given)
-
-        def cut(x: Tensor) -> list[Tensor]:
-            return samples_of(x, lengths)
-
+        cut = given.samples
         counted = given.mask if of_tokens is None else given.mask & (of_tokens != 0)
         scale = counted.sum().clamp(min=1)
         ref_kl = weights == "ref_kl"
-        nothing = [given.new.new_zeros(n) for n in lengths]
+        nothing = [given.new.new_zeros(n) for n in given.lengths]
         value, _ = compute_loss(
             cut(given.new),
             cut(given.rollout),

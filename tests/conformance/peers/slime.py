@@ -10,20 +10,23 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from conformance.batches import Batch
 from conformance.declared import BF16, CLAMP, PROPAGATES
 from conformance.rows import Result, Row, both, configuration, draw, preset, recipe
-from conformance.samples import Ranks, bounds, lengths_of, loaded, padded, rollout_batch, samples_of
-from conformance.slime_flags import (
+from conformance.slime_parts import (
     EMPTY,
     EMPTY_NORMALIZED,
     FAR_KL,
     GSPO_OVER_ALL,
+    Ranks,
+    bounds,
     counts_empty,
     dual,
     flags_of,
     geometric,
+    loaded,
     mis_settings,
     plain_mis,
 )
@@ -52,52 +55,21 @@ CODE = Code(
 )
 
 DECLARED = (PROPAGATES, BF16, CLAMP)
+GEOMETRIC = {"rs_level": "geometric", "tis_batch_normalize": False}
 DIFFERENCES = ("k3_kl", "chi2_token", "chi2_seq", "log_ppl_diff", "log_ppl_abs_diff", "_kl")
 
-# The flags that the loss reads, with slime's defaults.
-FLAGS: dict[str, Any] = {
-    "loss_type": "policy_loss",
-    "advantage_estimator": "grpo",
-    "eps_clip": 0.2,
-    "eps_clip_high": 0.2,
-    "eps_clip_c": None,
-    "use_tis": False,
-    "tis_clip": 2.0,
-    "tis_clip_low": 0.0,
-    "custom_tis_function_path": None,
-    "custom_pg_loss_reducer_function_path": None,
-    "get_mismatch_metrics": False,
-    "use_opsm": False,
-    "opsm_delta": 1e-4,
-    "use_rollout_logprobs": False,
-    "use_kl_loss": False,
-    "kl_loss_coef": 0.0,
-    "kl_loss_type": "k1",
-    "use_unbiased_kl": False,
-    "entropy_coef": 0.0,
-    "calculate_per_token_loss": False,
-    "recompute_loss_function": False,
-    "allgather_cp": False,
-    # miles's own.
-    "qkv_format": "thd",
-    "skip_actor_forward_only": False,
-    "observe_training_entropy": False,
-    "true_on_policy_mode": False,
-    "use_dynamic_global_batch_size": False,
-    "dump_details": None,
-}
-MIS_YAML: dict[str, Any] = {
-    "use_rs": True,
-    "tis_level": "token",
-    "rs_level": "token",
-    "tis_mode": "truncate",
-    "tis_lower_bound": 0.5,
-    "tis_upper_bound": 2.0,
-    "rs_lower_bound": None,
-    "rs_upper_bound": None,
-    "rs_veto_threshold": 1e-4,
-    "tis_batch_normalize": True,
-}
+# The flags that the loss reads, with slime's defaults, and miles's own.
+FLAGS: dict[str, Any] = {"loss_type": "policy_loss", "advantage_estimator": "grpo", "entropy_coef": 0.0}
+FLAGS |= {"eps_clip": 0.2, "eps_clip_high": 0.2, "eps_clip_c": None, "recompute_loss_function": False}
+FLAGS |= {"use_tis": False, "tis_clip": 2.0, "tis_clip_low": 0.0, "get_mismatch_metrics": False}
+FLAGS |= {"custom_tis_function_path": None, "custom_pg_loss_reducer_function_path": None, "allgather_cp": False}
+FLAGS |= {"use_opsm": False, "opsm_delta": 1e-4, "use_rollout_logprobs": False, "calculate_per_token_loss": False}
+FLAGS |= {"use_kl_loss": False, "kl_loss_coef": 0.0, "kl_loss_type": "k1", "use_unbiased_kl": False}
+FLAGS |= {"qkv_format": "thd", "skip_actor_forward_only": False, "observe_training_entropy": False}
+FLAGS |= {"true_on_policy_mode": False, "use_dynamic_global_batch_size": False, "dump_details": None}
+MIS_YAML: dict[str, Any] = {"use_rs": True, "tis_level": "token", "rs_level": "token", "tis_mode": "truncate"}
+MIS_YAML |= {"tis_lower_bound": 0.5, "tis_upper_bound": 2.0, "rs_lower_bound": None, "rs_upper_bound": None}
+MIS_YAML |= {"rs_veto_threshold": 1e-4, "tis_batch_normalize": True}
 
 
 def arguments(**given: Any) -> SimpleNamespace:
@@ -122,16 +94,17 @@ def loss_of(source: Source, code: Code) -> Callable[..., Tensor]:
 
     def run(given: Batch, **flags: Any) -> Tensor:
         batch, args = rollout_batch(given), arguments(**flags)
-        new = samples_of(given.new, batch["response_lengths"])
+        new = given.samples(given.new)
         logits = Logits(log_probs=new, entropy=[torch.zeros_like(x) for x in new])
+        more: dict[str, Any] = {"num_rollouts": len(new), "apply_megatron_loss_scaling": True}
         if code.layouts == ("thd",):
-            more: dict[str, Any] = {"step_global_batch_size": len(new)}
-        else:
-            more = {"num_rollouts": len(new), "apply_megatron_loss_scaling": True}
-        loss, tokens, _ = ranks.run(lambda rank: function(args, batch, 1, logits=logits, **more))[0]
+            more = {"step_global_batch_size": len(new)}
+        # The frameworks decorate small functions with torch.compile.
+        with torch.compiler.set_stance("force_eager"):
+            loss, tokens, _ = ranks.run(lambda rank: function(args, batch, 1, logits=logits, **more))[0]
         return loss / tokens
 
-    return eager(run)
+    return run
 
 
 class Logits(dict[str, Any]):
@@ -140,43 +113,41 @@ class Logits(dict[str, Any]):
     device = torch.device("cpu")
 
 
-def eager(run: Callable[..., Any]) -> Callable[..., Any]:
-    """Keep torch.compile, with which the frameworks decorate small functions, from compiling them."""
+def rollout_batch(given: Batch) -> dict[str, Any]:
+    """The batch as the policy loss takes it, with a prompt of three tokens before each response."""
+    masks = given.samples(given.mask.int())
+    return {
+        "advantages": given.samples(given.token_advantages),
+        "log_probs": given.samples(given.old),
+        "rollout_log_probs": given.samples(given.rollout),
+        "ref_log_probs": given.samples(given.ref),
+        "loss_masks": masks,
+        "response_lengths": given.lengths,
+        "total_lengths": [n + 3 for n in given.lengths],
+        "rollout_mask_sums": [mask.sum() for mask in masks],
+        "unconcat_tokens": None,
+    }
 
-    def made(*args: Any, **settings: Any) -> Any:
-        with torch.compiler.set_stance("force_eager"):
-            return run(*args, **settings)
 
-    return made
-
-
-def per_sample(given: Batch, unit_loss: bool = True, seed: int = 0) -> dict[str, Any]:
+def per_sample(given: Batch, unit_loss: bool = True) -> dict[str, Any]:
     """The arguments of a function of `--use-tis`, with a loss of 1 a token, or a random one."""
     batch = rollout_batch(given)
-    made = torch.Generator().manual_seed(seed)
-    size = sum(batch["response_lengths"])
+    size, made = sum(batch["response_lengths"]), torch.Generator().manual_seed(given.seed)
     loss = torch.ones(size) if unit_loss else torch.randn(size, generator=made)
-    return {
-        "pg_loss": loss.to(given.advantages.dtype),
-        "train_log_probs": batch["log_probs"],
-        "rollout_log_probs": batch["rollout_log_probs"],
-        "loss_masks": batch["loss_masks"],
-        "total_lengths": batch["total_lengths"],
-        "response_lengths": batch["response_lengths"],
-    }
+    names = ("rollout_log_probs", "loss_masks", "total_lengths", "response_lengths")
+    called = {name: batch[name] for name in names}
+    return called | {"pg_loss": loss.to(given.advantages.dtype), "train_log_probs": batch["log_probs"]}
 
 
 def corrected(given: Batch, out: Any) -> Result:
     """Weights and mask [B, T] from what a function of `--use-tis` returns for a loss of 1."""
     loss, masks, _ = out
-    lengths, width = lengths_of(given), given.mask.shape[1]
-    return {"weights": padded(list(loss.split(lengths)), width), "mask": padded(masks, width) != 0}
+    width = given.mask.shape[1]
 
+    def padded(samples: Any) -> Tensor:
+        return torch.stack([pad(x, (0, width - x.shape[0])) for x in samples])
 
-def on_rank(called: dict[str, Any], cut: Callable[[Any], list[Tensor]]) -> dict[str, Any]:
-    """The arguments of a function of `--use-tis` on one rank: its tokens of each sample, and whole masks."""
-    loss = torch.cat(cut(called["pg_loss"].split(called["response_lengths"])))
-    return {**called, "pg_loss": loss, **{name: cut(called[name]) for name in ("train_log_probs", "rollout_log_probs")}}
+    return {"weights": padded(loss.split(given.lengths)), "mask": padded(masks) != 0}
 
 
 def at_valid(out: Any, masks: list[Tensor]) -> Result:
@@ -199,7 +170,6 @@ def compare(source: Source, code: Code) -> Iterator[Row]:
     """Compare with slime, or with miles."""
     yield from presets(source, code)
     yield from recipes(source, code)
-    yield from plain(source, code)
     yield from functions(source, code)
     yield reader(source, code)
 
@@ -208,36 +178,28 @@ def recipes(source: Source, code: Code) -> Iterator[Row]:
     """Compare the recipes with the whole loss."""
     loss = loss_of(source, code)
     mis, icepop = (code.mis, "compute_mis_weights_with_cp"), (code.tis, "icepop_function")
-    geo = {"rs_level": "geometric", "tis_batch_normalize": False}
+    place, more = f"{code.loss}: loss_function", {"declared": DECLARED, "within": code.within}
+
+    def run(flags: dict[str, Any], given: Batch, **drawn: Any) -> Tensor:
+        return loss(given, **flags, **{"opsm_delta" if key == "delta" else key: drawn[key] for key in drawn})
+
     for name, drawn, flags in (
         ("tis", bounds, {"use_tis": True}),
         ("icepop", bounds, {"use_tis": True, "custom_tis_function_path": icepop}),
         ("mis", plain_mis, {"use_tis": True, "custom_tis_function_path": mis}),
-        ("mis_geo", geometric, {"use_tis": True, "custom_tis_function_path": mis, **geo}),
+        ("mis_geo", geometric, {"use_tis": True, "custom_tis_function_path": mis, **GEOMETRIC}),
         ("opsm", draw(delta=(1e-4, 0.01)), {"use_opsm": True}),
     ):
-
-        def run(given: Batch, flags: Any = flags, **drawn: Any) -> Tensor:
-            renamed = {"opsm_delta" if key == "delta" else key: value for key, value in drawn.items()}
-            return loss(given, **flags, **renamed)
-
         shown = ", ".join(value[1] if isinstance(value, tuple) else key for key, value in flags.items())
-        more: dict[str, Any] = {"declared": DECLARED, "within": code.within}
-        yield recipe(f"slime.{name}", f"{code.loss}: loss_function, {shown}", run, both(dual, drawn), **more)
-
-
-def plain(source: Source, code: Code) -> Iterator[Row]:
-    """Compare the losses without a correction."""
-    loss = loss_of(source, code)
+        yield recipe(f"slime.{name}", f"{place}, {shown}", partial(run, flags), both(dual, drawn), **more)
 
     def grpo(given: Batch, kl_loss_coef: float = 0.0, **flags: Any) -> Tensor:
         return loss(given, use_kl_loss=True, kl_loss_type="low_var_kl", kl_loss_coef=kl_loss_coef, **flags)
 
     with_kl = both(dual, lambda rng: rng.choice(({}, {"kl_loss_coef": 0.1})))
-    place, declared = f"{code.loss}: loss_function", (PROPAGATES, BF16, CLAMP)
-    yield recipe("slime.ppo", place, loss, dual, declared=declared, within=code.within)
+    yield recipe("slime.ppo", place, loss, dual, **more)
     # Their KL is in float32, whatever the log-probs are in.
-    yield recipe("slime.grpo", f"{place}, use_kl_loss", grpo, with_kl, declared=declared, within=(2e-5, 2e-5))
+    yield recipe("slime.grpo", f"{place}, use_kl_loss", grpo, with_kl, **more | {"within": (2e-5, 2e-5)})
 
 
 def reader(source: Source, code: Code) -> Row:
@@ -253,16 +215,13 @@ def reader(source: Source, code: Code) -> Row:
         flags = {name: value for name, value in drawn.items() if name != "function"}
         return arguments(**flags, custom_tis_function_path=path and path[1])
 
-    def old(given: Batch, drawn: dict[str, Any]) -> Tensor | None:
-        return None if drawn["use_rollout_logprobs"] else given.old
-
     return configuration(
         "slime" if code is CODE else "miles",
         f"{code.loss}: loss_function",
         run,
         lambda rng: flags_of(rng, ("cispo",) if code is CODE else ()),
         hold,
-        old,
+        lambda given, drawn: None if drawn["use_rollout_logprobs"] else given.old,
         declared=(*DECLARED, EMPTY, FAR_KL, EMPTY_NORMALIZED, GSPO_OVER_ALL),
         # Their KL is in float32, whatever the log-probs are in.
         within=(2e-5, 2e-5),
@@ -279,20 +238,15 @@ def presets(source: Source, code: Code) -> Iterator[Row]:
         weights, masks, _ = compute_mis(arguments(use_tis=True, **settings), **{name: called[name] for name in names})
         return corrected(given, (torch.cat(weights), masks, {}))
 
-    def mis_geo(given: Batch, **settings: Any) -> Result:
-        return mis(given, rs_level="geometric", tis_batch_normalize=False, **settings)
+    def weights(function: Any, given: Batch, **settings: Any) -> Result:
+        return {"weights": corrected(given, function(arguments(**settings), **per_sample(given)))["weights"]}
 
     for name, theirs in (("tis", "vanilla_tis_function"), ("icepop", "icepop_function")):
-        function = source.cut(code.tis, theirs)
-
-        def run(given: Batch, function: Any = function, **settings: Any) -> Result:
-            found = corrected(given, function(arguments(**settings), **per_sample(given)))
-            return {"weights": found["weights"]}
-
+        run = partial(weights, source.cut(code.tis, theirs))
         yield preset(f"slime.{name}", f"{code.tis}: {theirs}", run, bounds, declared=DECLARED)
     theirs = f"{code.mis}: compute_mis_weights"
     yield preset("slime.mis", theirs, mis, plain_mis, declared=DECLARED)
-    yield preset("slime.mis_geo", theirs, mis_geo, geometric, declared=DECLARED)
+    yield preset("slime.mis_geo", theirs, partial(mis, **GEOMETRIC), geometric, declared=DECLARED)
 
 
 def functions(source: Source, code: Code) -> Iterator[Row]:
@@ -318,7 +272,7 @@ def functions(source: Source, code: Code) -> Iterator[Row]:
             args = arguments(use_tis=True, **{key: drawn[key] for key in drawn if key != "ranks"})
             ranks, tools, peer = on_ranks(drawn["ranks"], *at)
             function = getattr(slime, name) if ours else peer
-            called = per_sample(given, unit_loss=False, seed=given.seed)
+            called = per_sample(given, unit_loss=False)
             layouts = list(zip(called["total_lengths"], called["response_lengths"], strict=True))
             if args.qkv_format == "bshd":
                 longest = max(called["total_lengths"])
@@ -330,7 +284,9 @@ def functions(source: Source, code: Code) -> Iterator[Row]:
                     cuts = zip(samples, layouts, strict=True)
                     return [tools["slice_log_prob_with_cp"](x, *layout) for x, layout in cuts]
 
-                return at_valid(function(args, **on_rank(called, cut)), cut(called["loss_masks"]))
+                own = {name: cut(called[name]) for name in ("train_log_probs", "rollout_log_probs")}
+                own["pg_loss"] = torch.cat(cut(called["pg_loss"].split(called["response_lengths"])))
+                return at_valid(function(args, **called | own), cut(called["loss_masks"]))
 
             with loaded(module, **tools):
                 found = ranks.run(on)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from random import Random
@@ -12,8 +12,8 @@ from typing import Any
 from torch import Tensor
 
 import rollout_corr as rc
-from conformance.batches import KINDS, Batch
-from conformance.declared import BF16, CLAMP, PROPAGATES, Declared, among
+from conformance.batches import PADDED, Batch
+from conformance.declared import BF16, CLAMP, NONFINITE, PROPAGATES, Declared
 from conformance.rows import HOLDERS, Row, both, configuration, draw, held, loss_of, of_loss, preset, recipe
 from conformance.sources import Source
 
@@ -25,14 +25,12 @@ METHODS = ("_apply_rollout_importance_sampling", "_compute_sequence_level_ratios
 FIPO = "_compute_fipo_influence"
 MODES = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
 LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo")
-# ms-swift multiplies by the mask.
-PADDED = tuple(kind for kind in KINDS if kind != "nan_behind_mask")
-# Settings of the correction that are not given.
-UNCORRECTED = {
-    "rollout_importance_sampling_mode": None,
-    "rollout_importance_sampling_threshold": 2.0,
-    "off_policy_sequence_mask_delta": None,
-}
+# ms-swift's; those of FIPO have other names here.
+DEFAULTS: dict[str, Any] = {"loss_type": "grpo", "beta": 0.04, "kl_in_reward": False, "max_completion_length": 512}
+DEFAULTS |= {"rollout_importance_sampling_mode": None, "rollout_importance_sampling_threshold": 2.0}
+DEFAULTS |= {"off_policy_sequence_mask_delta": None, "importance_sampling_level": "token", "delta": None}
+DEFAULTS |= {"epsilon": 0.2, "epsilon_high": None, "tau_pos": 1.0, "tau_neg": 1.05}
+DEFAULTS |= {"real_tau": 0.5, "num_generations": 8, "half_life": 32.0, "high_only": True, "safety": None}
 
 DECLARED = (
     PROPAGATES,
@@ -64,31 +62,22 @@ class Trainer:
         self._loss = source.lines(TRAINER, COMPUTE, "log_ratio = ", "if self.loss_type in ['grpo'")
 
     def made(self, **config: Any) -> Any:
-        """Make a trainer of its arguments; settings that are not given are ms-swift's defaults."""
-        epsilon, high = config.get("epsilon", 0.2), config.get("epsilon_high")
-        given = {name: config.get(name, default) for name, default in UNCORRECTED.items()}
+        """Make a trainer of its arguments."""
+        settings = DEFAULTS | config
+        epsilon, high = settings["epsilon"], settings["epsilon_high"]
+        settings["epsilon_high"] = epsilon if high is None else high
         has_fipo = self.source.has(TRAINER, f"GRPOTrainer.{FIPO}")
         return self.source.instance(
             TRAINER,
             "GRPOTrainer",
             (*METHODS, FIPO) if has_fipo else METHODS,
-            **given,
-            fipo_gamma=2 ** (-1 / config.get("half_life", 32.0)),
-            fipo_clip_range=0.2,
-            fipo_clip_high_only=config.get("high_only", True),
-            fipo_safety_threshold=config.get("safety"),
-            args=SimpleNamespace(delta=config.get("delta")),
-            importance_sampling_level=config.get("importance_sampling_level", "token"),
-            loss_type=config.get("loss_type", "grpo"),
+            **settings,
+            args=SimpleNamespace(**settings),
             epsilon_low=epsilon,
-            epsilon_high=epsilon if high is None else high,
-            tau_pos=config.get("tau_pos", 1.0),
-            tau_neg=config.get("tau_neg", 1.05),
-            max_completion_length=config.get("max_completion_length", 512),
-            beta=config.get("beta", 0.04),
-            kl_in_reward=config.get("kl_in_reward", False),
-            real_tau=config.get("real_tau", 0.5),
-            num_generations=config.get("num_generations", 8),
+            fipo_gamma=2 ** (-1 / settings["half_life"]),
+            fipo_clip_range=0.2,
+            fipo_clip_high_only=settings["high_only"],
+            fipo_safety_threshold=settings["safety"],
             accelerator=SimpleNamespace(num_processes=1),
             _has_teacher=False,
             _undo_gradient_accumulation_scaling=lambda loss: loss,
@@ -96,9 +85,8 @@ class Trainer:
 
     def loss(self, given: Batch, **config: Any) -> Tensor:
         """Return the loss of a configuration."""
-        trainer, mode = self.made(**config), config.get("rollout_importance_sampling_mode")
-        weights = None
-        if mode is not None:
+        trainer, weights = self.made(**config), None
+        if config.get("rollout_importance_sampling_mode") is not None:
             weights = trainer._apply_rollout_importance_sampling(given.old - given.rollout, given.mask)
         batch = SimpleNamespace(
             rollout_per_token_logps=given.rollout, ref_per_token_logps=given.ref, num_items_in_batch=given.mask.sum()
@@ -148,39 +136,34 @@ def rows(source: Source) -> Iterator[Row]:
     more: dict[str, Any] = {"declared": DECLARED, "kinds": PADDED}
     name = f"{TRAINER}: _compute_loss_and_metrics"
 
-    def corrected(mode: str) -> Callable[..., Tensor]:
-        def run(given: Batch, threshold: float, **config: Any) -> Tensor:
-            modes = {"rollout_importance_sampling_mode": mode, "rollout_importance_sampling_threshold": threshold}
-            return trainer.loss(given, **modes, **config)
-
-        return run
+    def corrected(mode: str, given: Batch, threshold: float = 2.0, **config: Any) -> Tensor:
+        modes = {"rollout_importance_sampling_mode": mode, "rollout_importance_sampling_threshold": threshold}
+        return trainer.loss(given, **modes, **config)
 
     for mode in MODES:
         own = f"{TRAINER}: _apply_rollout_importance_sampling"
         yield preset(f"swift.{mode}", own, partial(weights, trainer, mode), THRESHOLD, **more)
-        yield recipe(f"swift.{mode}", name, corrected(mode), both(settings_of_a_loss, THRESHOLD), **more)
-
-    def grpo(given: Batch, beta: float = 0.04, **config: Any) -> Tensor:
-        return trainer.loss(given, beta=beta, **config)
-
-    yield recipe("swift.grpo", name, grpo, _with_or_without_beta, **more)
+        yield recipe(f"swift.{mode}", name, partial(corrected, mode), both(settings_of_a_loss, THRESHOLD), **more)
+    yield recipe("swift.grpo", name, trainer.loss, _with_or_without_beta, **more)
 
     def off_policy(given: Batch, delta: float, **config: Any) -> Tensor:
-        return corrected("token_truncate")(given, off_policy_sequence_mask_delta=delta, threshold=2.0, **config)
+        return corrected("token_truncate", given, off_policy_sequence_mask_delta=delta, **config)
 
     deltas = both(settings_of_a_loss, draw(delta=(0.001, 0.1)))
     yield recipe("swift.opsm", f"{TRAINER}: _compute_off_policy_sequence_mask", off_policy, deltas, **more)
     if source.has(TRAINER, f"GRPOTrainer.{FIPO}"):
         sides = of_loss(_fipo), of_loss(partial(trainer.loss, loss_type="fipo", beta=0.0))
         yield Row("recipe", "swift.fipo", f"{TRAINER}: {FIPO}", *sides, FIPO_SETTINGS, **more)
-    own = f"{name}, loss_type real"
     # A score that is no number reaches every sequence of its group.
-    spreads = replace(PROPAGATES, when=among("infinite", "nan_in_front"))
-    declared = (spreads, *DECLARED, EMPTY)
+    declared = (replace(PROPAGATES, when=NONFINITE), *DECLARED, EMPTY)
     drawn = draw(real_tau=(0.5, 0.05), beta=(0.0, 0.04), groups=(1, 2))
     sides = of_loss(_real), of_loss(lambda given, **s: trainer.loss(given, loss_type="real", **_in_groups(given, **s)))
-    yield Row("recipe", "swift.real", own, *sides, drawn, declared, PADDED)
-    yield configuration("swift", name, _of_configuration(trainer), _configuration, _hold, **more)
+    yield Row("recipe", "swift.real", f"{name}, loss_type real", *sides, drawn, declared, PADDED)
+
+    def configured(given: Batch, holder: str, **config: Any) -> Tensor:
+        return trainer.loss(given, **config)
+
+    yield configuration("swift", name, configured, _configuration, _hold, **more)
 
 
 FIPO_SETTINGS = draw(delta=(None, 1.5), half_life=(2.0, 32.0), safety=(None, 1.1, 4.0), high_only=(True, False))
@@ -222,10 +205,3 @@ def _configuration(rng: Random) -> dict[str, Any]:
 
 def _hold(drawn: dict[str, Any]) -> object:
     return held(drawn["holder"], {key: value for key, value in drawn.items() if key != "holder"})
-
-
-def _of_configuration(trainer: Trainer) -> Callable[..., Tensor]:
-    def run(given: Batch, holder: str, **config: Any) -> Tensor:
-        return trainer.loss(given, **config)
-
-    return run

@@ -14,7 +14,7 @@ from torch import Tensor
 
 import rollout_corr as rc
 from conformance import trl_packed
-from conformance.batches import KINDS, Batch
+from conformance.batches import PADDED, Batch, without
 from conformance.declared import BF16, CLAMP, NONFINITE, PROPAGATES, Declared, among, where_ours_trains
 from conformance.rows import (
     HOLDERS,
@@ -42,8 +42,6 @@ GEOMETRIC = "trl/experimental/gmpo/gmpo_trainer.py"
 GENERATE, COMPUTE = "GRPOTrainer._generate_and_score_completions", "GRPOTrainer._compute_loss"
 MODES = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
 LOSSES = ("grpo", "bnpo", "dapo", "dr_grpo", "luspo", "sapo", "cispo", "vespo")
-# TRL pads with zeros, and multiplies by the mask.
-PADDED = tuple(kind for kind in KINDS if kind != "nan_behind_mask")
 
 
 def sequence_level(settings: dict[str, Any]) -> bool:
@@ -85,6 +83,12 @@ MASKED_VESPO = Declared(
 )
 
 
+# TRL's.
+DEFAULTS: dict[str, Any] = {"beta": 0.0, "epsilon": 0.2, "epsilon_high": None, "delta": None}
+DEFAULTS |= {"importance_sampling_level": "token", "use_bias_correction_kl": True, "max_completion_length": 512}
+DEFAULTS |= {"vllm_importance_sampling_correction": True, "vllm_importance_sampling_mode": "sequence_mask"}
+DEFAULTS |= {"off_policy_mask_threshold": None, "sapo_temperature_pos": 1.0, "sapo_temperature_neg": 1.05}
+DEFAULTS |= {"vespo_k_pos": 2.0, "vespo_lambda_pos": 3.0, "vespo_k_neg": 3.0, "vespo_lambda_neg": 2.0}
 # The bounds of a preset.
 bounds = draw(clip_max=(1.05, 3.0), clip_min=(None, None, 0.9))
 
@@ -123,23 +127,28 @@ def gamma_weights_of(source: Source) -> Callable[..., Tensor]:
     return torch.no_grad()(source.cut(TRAINER, "GRPOTrainer.get_gamma_weights"))
 
 
-# What a trainer is while it trains on one rank.
-TRAINING = {
-    "model": SimpleNamespace(training=True),
-    "current_gradient_accumulation_steps": 1,
-    "accelerator": SimpleNamespace(num_processes=1),
-}
-
-
-def inputs_of(given: Batch) -> dict[str, Any]:
-    """Name a batch as the losses of trainers read it."""
-    return {
+def loss_by(statements: Callable[..., dict[str, Any]], given: Batch, ratio: Tensor | None, **settings: Any) -> Tensor:
+    """Run the statements of a trainer that make its loss, of settings that are the trainer's and its arguments'."""
+    epsilon, high = settings.pop("epsilon"), settings.pop("epsilon_high")
+    trainer = SimpleNamespace(
+        **settings,
+        args=SimpleNamespace(**settings, steps_per_generation=1),
+        epsilon_low=epsilon,
+        epsilon_high=epsilon if high is None else high,
+        model=SimpleNamespace(training=True),
+        current_gradient_accumulation_steps=1,
+        accelerator=SimpleNamespace(num_processes=1),
+    )
+    inputs = {
         "advantages": given.advantages,
         "old_per_token_logps": given.old,
         "sampling_per_token_logps": given.rollout,
         "ref_per_token_logps": given.ref,
         "num_items_in_batch": given.mask.sum(),
+        "importance_sampling_ratio": ratio,
     }
+    tokens = {"per_token_logps": given.new, "entropies": None, "entropy_mask": None, "mask": given.mask.long()}
+    return statements(self=trainer, inputs=inputs, **tokens)["loss"]
 
 
 class Trainer:
@@ -149,96 +158,49 @@ class Trainer:
         first, last = "per_token_logps_diff = ", "if self.vllm_importance_sampling_mode in"
         self._ratio = source.lines(TRAINER, GENERATE, first, last)
         self._loss = source.lines(TRAINER, COMPUTE, "advantages = inputs", 'if self.loss_type in ["grpo", "sapo"]')
-        self.gamma_weights = gamma_weights_of(source)
         self.off_policy_mask = source.cut(TRAINER, "GRPOTrainer.get_off_policy_mask")
+        self.methods = {"get_off_policy_mask": self.off_policy_mask, "get_gamma_weights": gamma_weights_of(source)}
 
     def ratio(self, given: Batch, mode: str, clip_max: float | None = 3.0, clip_min: float | None = None) -> Tensor:
         """Return the ratio: [B, T], or [B, 1] in the sequence modes."""
-        trainer = SimpleNamespace(
-            vllm_importance_sampling_mode=mode,
-            vllm_importance_sampling_clip_max=clip_max,
-            vllm_importance_sampling_clip_min=clip_min,
-        )
+        named = {"mode": mode, "clip_max": clip_max, "clip_min": clip_min}
         made = self._ratio(
-            self=trainer,
+            self=SimpleNamespace(**{f"vllm_importance_sampling_{name}": value for name, value in named.items()}),
             old_per_token_logps=given.old,
             sampling_per_token_logps=given.rollout,
-            mask=given.mask.to(torch.int64),
+            mask=given.mask.long(),
         )
         return made["vllm_importance_sampling_ratio"]
 
     def loss(self, given: Batch, loss_type: str, **config: Any) -> Tensor:
         """Return the loss of a configuration; settings that are not given are TRL's defaults."""
-        corrected = config.get("vllm_importance_sampling_correction", True)
-        mode = config.get("vllm_importance_sampling_mode", "sequence_mask")
-        epsilon, high = config.get("epsilon", 0.2), config.get("epsilon_high")
-        args = SimpleNamespace(
-            use_bias_correction_kl=config.get("use_bias_correction_kl", True),
-            delta=config.get("delta"),
-            sapo_temperature_pos=config.get("sapo_temperature_pos", 1.0),
-            sapo_temperature_neg=config.get("sapo_temperature_neg", 1.05),
-            steps_per_generation=1,
-            vespo_k_pos=config.get("vespo_k_pos", 2.0),
-            vespo_lambda_pos=config.get("vespo_lambda_pos", 3.0),
-            vespo_k_neg=config.get("vespo_k_neg", 3.0),
-            vespo_lambda_neg=config.get("vespo_lambda_neg", 2.0),
-        )
-        trainer = SimpleNamespace(
-            args=args,
-            loss_type=loss_type,
-            epsilon_low=epsilon,
-            epsilon_high=epsilon if high is None else high,
-            beta=config.get("beta", 0.0),
-            importance_sampling_level=config.get("importance_sampling_level", "token"),
-            max_completion_length=config.get("max_completion_length", 512),
-            off_policy_mask_threshold=config.get("off_policy_mask_threshold"),
-            get_off_policy_mask=self.off_policy_mask,
-            get_gamma_weights=self.gamma_weights,
-            use_vllm=True,
-            vllm_importance_sampling_correction=corrected,
-            **TRAINING,
-        )
-        inputs = inputs_of(given)
-        if corrected:
-            clips = {name: config[name] for name in ("clip_max", "clip_min") if name in config}
-            inputs["importance_sampling_ratio"] = self.ratio(given, mode, **clips)
-        made = self._loss(
-            self=trainer,
-            inputs=inputs,
-            per_token_logps=given.new,
-            entropies=None,
-            entropy_mask=None,
-            mask=given.mask.to(torch.int64),
-        )
-        return made["loss"]
+        settings, ratio = DEFAULTS | config, None
+        clips = {name: settings.pop(name) for name in ("clip_max", "clip_min") if name in settings}
+        if settings["vllm_importance_sampling_correction"]:
+            ratio = self.ratio(given, settings["vllm_importance_sampling_mode"], **clips)
+        return loss_by(self._loss, given, ratio, loss_type=loss_type, use_vllm=True, **self.methods, **settings)
 
 
 def rows(source: Source) -> Iterator[Row]:
     """Compare presets, recipes, functions of the drop-in and configurations."""
     trainer = Trainer(source)
     more: dict[str, Any] = {"declared": DECLARED, "kinds": PADDED}
+
+    def weights(mode: str, given: Batch, **clips: Any) -> Result:
+        return {"weights": trainer.ratio(given, mode, **clips).expand_as(given.old)}
+
     for name in ("default", *MODES):
         mode = "sequence_mask" if name == "default" else name
-        yield preset(
-            f"trl.{name}",
-            f"{TRAINER}: {mode}",
-            lambda given, mode=mode, **clips: {"weights": trainer.ratio(given, mode, **clips).expand_as(given.old)},
-            bounds,
-            **more,
-        )
+        yield preset(f"trl.{name}", f"{TRAINER}: {mode}", partial(weights, mode), bounds, **more)
     yield _opsm(trainer, more)
     averages = source.says(TRAINER, "(per_token_loss * mask.sum(1, keepdim=True)).mean()")
+    known = {"vespo": MASKED_VESPO} | ({"luspo": PADDED_LUSPO} if averages else {})
     for loss_type in LOSSES:
-        own = dict(more)
+        own = more | {"declared": (*DECLARED, *([known[loss_type]] if loss_type in known else []))}
         if loss_type == "sapo":
             # torch.where makes the two temperatures float32.
             own["within"] = (3e-7, 2e-5)
-        if loss_type == "vespo":
-            own["declared"] = (*DECLARED, MASKED_VESPO)
-        if loss_type == "luspo" and averages:
-            own["declared"] = (*DECLARED, PADDED_LUSPO)
-        name = f"{TRAINER}: _compute_loss, {loss_type}"
-        drawn = settings_of(loss_type, ("token", "sequence"))
+        name, drawn = f"{TRAINER}: _compute_loss, {loss_type}", settings_of(loss_type, ("token", "sequence"))
         yield recipe(f"trl.{loss_type}", name, partial(trainer.loss, loss_type=loss_type), drawn, **own)
         yield _configuration(trainer, loss_type, name, drawn, own)
     yield from _functions(trainer, more)
@@ -255,14 +217,10 @@ def _asynchronous(source: Source) -> Row:
     body = source.lines(ASYNC, "AsyncGRPOTrainer.compute_loss", "log_ratio = ", "loss = loss / self.current_gradient")
 
     def loss(given: Batch, epsilon: float, epsilon_high: float | None) -> Tensor:
-        trainer = SimpleNamespace(
-            epsilon_low=epsilon,
-            epsilon_high=epsilon if epsilon_high is None else epsilon_high,
-            accelerator=SimpleNamespace(num_processes=1),
-            current_gradient_accumulation_steps=1,
-        )
+        sides = {"epsilon_low": epsilon, "epsilon_high": epsilon if epsilon_high is None else epsilon_high}
+        ranks = {"accelerator": SimpleNamespace(num_processes=1), "current_gradient_accumulation_steps": 1}
         made = body(
-            self=trainer,
+            self=SimpleNamespace(**sides, **ranks),
             inputs={"global_n_tokens": given.mask.sum()[None]},
             log_probs=given.new[given.mask],
             old_log_probs=given.rollout[given.mask],
@@ -271,8 +229,7 @@ def _asynchronous(source: Source) -> Row:
         )
         return made["loss"]
 
-    drawn = draw(epsilon=(0.2, 0.05), epsilon_high=(None, 0.28))
-    declared = (PROPAGATES, BF16, CLAMP)
+    drawn, declared = draw(epsilon=(0.2, 0.05), epsilon_high=(None, 0.28)), (PROPAGATES, BF16, CLAMP)
     return recipe("trl.async_grpo", f"{ASYNC}: compute_loss", loss, drawn, declared=declared)
 
 
@@ -348,11 +305,11 @@ def _packed(source: Source) -> Row:
 
     known = Declared("not finite", "a token without a finite log-prob", NONFINITE)
     # TRL has no row without a token that trains: it cannot count the completions of one.
-    kinds = tuple(kind for kind in PADDED if kind != "all_masked")
+    kinds = without("nan_behind_mask", "all_masked")
     declared = (known, BF16, CLAMP)
     sides = of_loss(partial(run, replacement)), of_loss(partial(run, original))
-    name, place = "trl: AsyncGRPOTrainer", f"{ASYNC}: compute_loss"
-    return Row("drop-in", name, place, *sides, drawn, declared=declared, kinds=kinds)
+    place = f"{ASYNC}: compute_loss"
+    return Row("drop-in", "trl: AsyncGRPOTrainer", place, *sides, drawn, declared=declared, kinds=kinds)
 
 
 def _opsm(trainer: Trainer, more: dict[str, Any]) -> Row:
@@ -392,24 +349,18 @@ def _functions(trainer: Trainer, more: dict[str, Any]) -> Iterator[Row]:
     def ratio(given: Batch, drawn: dict[str, Any]) -> Result:
         return {"ratio": dropin.importance_sampling_ratio(given.old, given.rollout, given.mask, **drawn)}
 
+    def their_ratio(given: Batch, drawn: dict[str, Any]) -> Result:
+        return {"ratio": trainer.ratio(given, **drawn)}
+
     def kept(function: Callable[..., Tensor], given: Batch, drawn: dict[str, Any]) -> Result:
         arguments = given.advantages[:, None], given.new, given.rollout, given.mask.to(torch.int64)
         return {"kept": function(*arguments, drawn["off_policy_threshold"]).bool()}
 
-    for name, place, ours, theirs, drawn in (
-        (
-            "importance_sampling_ratio",
-            GENERATE,
-            ratio,
-            lambda given, drawn: {"ratio": trainer.ratio(given, **drawn)},
-            both(draw(mode=MODES), bounds),
-        ),
-        (
-            "get_off_policy_mask",
-            "get_off_policy_mask",
-            partial(kept, dropin.get_off_policy_mask),
-            partial(kept, trainer.off_policy_mask),
-            draw(off_policy_threshold=(0.001, 0.1, 1.0)),
-        ),
-    ):
-        yield Row("drop-in", f"trl: {name}", f"{TRAINER}: {place}", ours, theirs, drawn, **more)
+    sides, drawn = (
+        (ratio, lambda given, drawn: {"ratio": trainer.ratio(given, **drawn)}),
+        both(draw(mode=MODES), bounds),
+    )
+    yield Row("drop-in", "trl: importance_sampling_ratio", f"{TRAINER}: {GENERATE}", *sides, drawn, **more)
+    sides = [partial(kept, function) for function in (dropin.get_off_policy_mask, trainer.off_policy_mask)]
+    drawn = draw(off_policy_threshold=(0.001, 0.1, 1.0))
+    yield Row("drop-in", "trl: get_off_policy_mask", f"{TRAINER}: get_off_policy_mask", *sides, drawn, **more)

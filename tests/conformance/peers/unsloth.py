@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from conformance.batches import KINDS, Batch
+from conformance.batches import PADDED, Batch
 from conformance.declared import BF16, Declared
 from conformance.peers import trl
 from conformance.rows import HOLDERS, Row, configuration, held, preset, recipe
@@ -19,7 +19,6 @@ from conformance.sources import RECORDED, Source, found
 DISTRIBUTION, PACKAGE, CHECKOUT = "unsloth-zoo", "unsloth_zoo", "unsloth-zoo"
 
 FILE = "unsloth_zoo/rl_replacements.py"
-PADDED = tuple(kind for kind in KINDS if kind != "nan_behind_mask")
 GEOMETRIC = ("geometric_truncate", "geometric_mask")
 CLIPS = {"clip_max": "vllm_importance_sampling_clip_max", "clip_min": "vllm_importance_sampling_clip_min"}
 
