@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from random import Random
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -13,7 +14,7 @@ from unittest.mock import MagicMock, patch
 import torch
 from torch import Tensor
 
-from conformance.batches import FINITE, KINDS, Batch
+from conformance.batches import FINITE, Batch, without
 from conformance.declared import BF16, CLAMP, NONFINITE, Declared, among
 from conformance.rows import Result, Row, both, configuration, draw, preset, recipe, spec_of
 from conformance.sources import Source
@@ -29,21 +30,9 @@ REJECTION = "apply_rejection_sampling"
 METRICS = ("kl_k1", "kl_k2", "kl_k3")
 
 
-def rounds_to_one(given: Batch, settings: dict[str, Any]) -> bool:
-    """Tell of batches with a probability that AReaL's clamp to 1 - 1e-8 leaves at 1."""
-    front = torch.stack([given.old, given.rollout])[:, given.mask]
-    return bool((front.exp() == 1.0).any())
-
-
-def nothing_finite(given: Batch) -> bool:
-    """Tell of batches that hold no token with a finite D."""
-    return not bool((given.old - given.rollout)[given.mask].isfinite().any())
-
-
-def ties(given: Batch) -> bool:
-    """Tell of batches with two tokens of equal D^2."""
-    d = (given.old - given.rollout)[given.mask]
-    return d.square().unique().shape[0] < d.shape[0]
+def gaps(given: Batch) -> Tensor:
+    """D of the valid tokens."""
+    return (given.old - given.rollout)[given.mask]
 
 
 KL_NONFINITE = Declared(
@@ -52,7 +41,9 @@ KL_NONFINITE = Declared(
     lambda given, settings: NONFINITE(given, settings) and settings.get("metric", "binary_kl") != "ratio",
 )
 ROUNDS_TO_ONE = Declared(
-    "probability 1 passes here, fails there", "AReaL drops a token whose probability", rounds_to_one
+    "probability 1 passes here, fails there",
+    "AReaL drops a token whose probability",
+    lambda given, settings: bool((torch.stack([given.old, given.rollout])[:, given.mask].exp() == 1.0).any()),
 )
 SMALL = Declared(
     "a probability below 1e-8",
@@ -62,28 +53,57 @@ SMALL = Declared(
     ),
 )
 BINARY_BF16 = Declared("divergence in bf16", "AReaL computes the binary KL in bf16", among("bf16"))
+OF_BINARY = (ROUNDS_TO_ONE, SMALL, BINARY_BF16)
 TIES = Declared(
-    "tokens of equal D^2", "areal.m2po keeps or drops tokens of equal D^2 together", lambda given, settings: ties(given)
+    "tokens of equal D^2",
+    "areal.m2po keeps or drops tokens of equal D^2 together",
+    lambda given, settings: len(gaps(given).square().unique()) < len(gaps(given)),
 )
 NOTHING_FINITE = Declared(
-    "no token has a finite D", "areal.m2po drops a token whose D is NaN", lambda given, settings: nothing_finite(given)
+    "no token has a finite D",
+    "areal.m2po drops a token whose D is NaN",
+    lambda given, settings: not bool(gaps(given).isfinite().any()),
 )
 PROXIMAL = Declared(
     "AReaL stops at a proximal policy that is not finite",
     "proximal log-probs that are not finite",
     lambda given, settings: NONFINITE(given, settings) and not bool(given.old[given.mask].isfinite().all()),
 )
-INTERPOLATED = Declared(PROXIMAL.name, PROXIMAL.says, NONFINITE)
+# AReaL computes weights in float32.
+SINGLE = (2e-6, 2e-5)
+
+
+def of_kl(rng: Random) -> dict[str, Any]:
+    """Draw a test of a divergence."""
+    metric = rng.choice(METRICS)
+    return {
+        "metric": metric,
+        "level": rng.choice(("token", "sequence")),
+        "agg": rng.choice(("sum", "mean", "max")),
+        "upper": rng.choice((0.001, 0.07, 0.9)),
+        "lower": rng.choice((None, -0.11)) if metric == "kl_k1" else None,
+    }
+
+
+OF_CLIP = draw(eps_clip=(0.1, 0.2), eps_clip_higher=(None, 0.28), c_clip=(None, 3.0))
+OF_TOKEN_MASK = draw(lower=(None, 0.5, 0.9), upper=(1.05, 5.0))
+OF_SEQ = both(OF_TOKEN_MASK, draw(agg=("sum", "mean", "max")))
+OF_KPOP = draw(upper=(0.0011, 0.1, 2.0))
+# The fixed fields of a preset's rejection_sampling, the drawn ones, and differences.
+PRESETS: dict[str, tuple[dict[str, Any], Any, tuple[Declared, ...]]] = {
+    "token_mask": ({"metric": "ratio"}, OF_TOKEN_MASK, ()),
+    "seq": ({"metric": "ratio", "level": "sequence"}, OF_SEQ, ()),
+    "kl": ({}, of_kl, (KL_NONFINITE,)),
+    "kpop": ({"metric": "binary_kl"}, OF_KPOP, (KL_NONFINITE, *OF_BINARY)),
+}
 
 
 def rows(source: Source) -> Iterator[Row]:
     """Compare presets, recipes, the drop-in and the reader."""
     reject = source.cut(FUNCTIONAL, REJECTION)
     config_class = source.cut(ARGUMENTS, "RejectionSamplingConfig")
-    ppo = source.cut(FUNCTIONAL, "ppo_actor_loss_fn")
-    sapo = source.cut(FUNCTIONAL, "sapo_loss_fn")
-    kpop = source.has(FUNCTIONAL, "compute_binary_kl_divergence")
-    cispo = source.cut(FUNCTIONAL, "cispo_loss_fn") if source.has(FUNCTIONAL, "cispo_loss_fn") else None
+    ppo, sapo = (source.cut(FUNCTIONAL, f"{name}_loss_fn") for name in ("ppo_actor", "sapo"))
+    kpop, has_cispo = (source.has(FUNCTIONAL, x) for x in ("compute_binary_kl_divergence", "cispo_loss_fn"))
 
     def config_of(**settings: Any) -> Any:
         # The configuration refuses binary_kl, which the function has: so its fields are set afterwards.
@@ -96,7 +116,7 @@ def rows(source: Source) -> Iterator[Row]:
         return {"mask": found.loss_mask, "weights": found.behave_imp_weight}
 
     def loss(given: Batch, rejection: dict[str, Any] | None = None, **settings: Any) -> Tensor:
-        value, _ = ppo(
+        return ppo(
             logprobs=given.new,
             proximal_logprobs=given.old,
             old_logprobs=given.rollout,
@@ -104,130 +124,67 @@ def rows(source: Source) -> Iterator[Row]:
             loss_mask=given.mask,
             rejection_sampling=None if rejection is None else config_of(**rejection),
             **{"eps_clip": 0.2} | settings,
-        )
-        return value
+        )[0]
 
-    of_clip = draw(eps_clip=(0.1, 0.2), eps_clip_higher=(None, 0.28), c_clip=(None, 3.0))
-    of_token_mask = draw(lower=(None, 0.5, 0.9), upper=(1.05, 5.0))
-    of_seq = both(of_token_mask, draw(agg=("sum", "mean", "max")))
-    of_kpop = draw(upper=(0.0011, 0.1, 2.0))
+    def rejecting(fixed: dict[str, Any], given: Batch, **settings: Any) -> Tensor:
+        clipped = {key: settings.pop(key) for key in ("eps_clip", "eps_clip_higher", "c_clip")}
+        return loss(given, fixed | settings, **clipped)
 
-    def of_kl(rng: Random) -> dict[str, Any]:
-        metric = rng.choice(METRICS)
-        return {
-            "metric": metric,
-            "level": rng.choice(("token", "sequence")),
-            "agg": rng.choice(("sum", "mean", "max")),
-            "upper": rng.choice((0.001, 0.07, 0.9)),
-            "lower": rng.choice((None, -0.11)) if metric == "kl_k1" else None,
-        }
-
-    presets: dict[str, tuple[dict[str, Any], Any, tuple[Declared, ...]]] = {
-        "token_mask": ({"metric": "ratio"}, of_token_mask, ()),
-        "seq": ({"metric": "ratio", "level": "sequence"}, of_seq, ()),
-        "kl": ({}, of_kl, (KL_NONFINITE,)),
-    }
-    if kpop:
-        presets["kpop"] = ({"metric": "binary_kl"}, of_kpop, (KL_NONFINITE, ROUNDS_TO_ONE, SMALL, BINARY_BF16))
-    mask = source.cut(ACTOR, "_apply_m2po_masking") if source.has(ACTOR, "_apply_m2po_masking") else None
-    # AReaL computes weights in float32.
-    single: dict[str, Any] = {"within": (2e-6, 2e-5)}
-    for name, (fixed, drawn, declared) in presets.items():
-
-        def run(given: Batch, fixed: dict[str, Any] = fixed, **settings: Any) -> Result:
-            return weigh(given, **fixed, **settings)
-
-        def lose(given: Batch, fixed: dict[str, Any] = fixed, **settings: Any) -> Tensor:
-            clipped = {key: settings.pop(key) for key in ("eps_clip", "eps_clip_higher", "c_clip")}
-            return loss(given, fixed | settings, **clipped)
-
-        yield preset(f"areal.{name}", f"{FUNCTIONAL}: {REJECTION}", run, drawn, declared=(*declared, CLAMP), **single)
-        yield recipe(
-            f"areal.{name}",
-            f"{FUNCTIONAL}: ppo_actor_loss_fn",
-            lose,
-            both(drawn, of_clip),
-            declared=(*declared, PROXIMAL, BF16, CLAMP),
-            **single,
-        )
-
-    if mask is not None:
-        yield from m2po(mask, loss)
-        yield m2po_and_rejection(mask, weigh)
+    place = f"{FUNCTIONAL}: ppo_actor_loss_fn"
+    for name, (fixed, drawn, known) in PRESETS.items():
+        if name == "kpop" and not kpop:
+            continue
+        more: dict[str, Any] = {"declared": (*known, CLAMP), "within": SINGLE}
+        yield preset(f"areal.{name}", f"{FUNCTIONAL}: {REJECTION}", partial(weigh, **fixed), drawn, **more)
+        more["declared"] = (*known, PROXIMAL, BF16, CLAMP)
+        yield recipe(f"areal.{name}", place, partial(rejecting, fixed), both(drawn, OF_CLIP), **more)
+    if source.has(ACTOR, "_apply_m2po_masking"):
+        yield from m2po(source.cut(ACTOR, "_apply_m2po_masking"), loss, weigh)
     losses: dict[str, Any] = {"declared": (PROXIMAL, BF16, CLAMP)}
     for name in ("ppo", "grpo"):
-        yield recipe(f"areal.{name}", f"{FUNCTIONAL}: ppo_actor_loss_fn", loss, of_clip, **losses)
-    yield recipe(
-        "areal.gspo",
-        f"{FUNCTIONAL}: ppo_actor_loss_fn, sequence level",
-        lambda given, **settings: loss(given, importance_sampling_level="sequence", **settings),
-        of_clip,
-        **losses,
-    )
-    yield recipe(
-        "areal.sapo",
-        f"{FUNCTIONAL}: sapo_loss_fn",
-        lambda given, **taus: sapo(
-            given.new, given.old, given.token_advantages, taus["sapo_tau_pos"], taus["sapo_tau_neg"], given.mask
-        )[0],
-        draw(sapo_tau_pos=(1.0, 2.0), sapo_tau_neg=(1.0, 1.05)),
-        **losses,
-    )
-    if cispo is not None:
-        yield recipe(
-            "areal.cispo",
-            f"{FUNCTIONAL}: cispo_loss_fn",
-            lambda given, eps_clip, eps_clip_higher: cispo(
-                given.new, given.old, given.token_advantages, eps_clip, given.mask, eps_clip_higher
-            )[0],
-            draw(eps_clip=(0.2, 1.0), eps_clip_higher=(0.28, 4.0)),
-            **losses,
-        )
+        yield recipe(f"areal.{name}", place, loss, OF_CLIP, **losses)
+    run = partial(loss, importance_sampling_level="sequence")
+    yield recipe("areal.gspo", f"{place}, sequence level", run, OF_CLIP, **losses)
 
+    def of_sapo(given: Batch, sapo_tau_pos: float, sapo_tau_neg: float) -> Tensor:
+        return sapo(given.new, given.old, given.token_advantages, sapo_tau_pos, sapo_tau_neg, given.mask)[0]
+
+    taus = draw(sapo_tau_pos=(1.0, 2.0), sapo_tau_neg=(1.0, 1.05))
+    yield recipe("areal.sapo", f"{FUNCTIONAL}: sapo_loss_fn", of_sapo, taus, **losses)
+    if has_cispo:
+        cispo = source.cut(FUNCTIONAL, "cispo_loss_fn")
+
+        def of_cispo(given: Batch, eps_clip: float, eps_clip_higher: float) -> Tensor:
+            return cispo(given.new, given.old, given.token_advantages, eps_clip, given.mask, eps_clip_higher)[0]
+
+        drawn = draw(eps_clip=(0.2, 1.0), eps_clip_higher=(0.28, 4.0))
+        yield recipe("areal.cispo", f"{FUNCTIONAL}: cispo_loss_fn", of_cispo, drawn, **losses)
     between = source.cut(ACTOR, "compute_prox_logp_approximations")
 
     def approximated(given: Batch, versions: Tensor, **drawn: Any) -> Tensor:
         proximal = between(given.rollout, given.new.detach(), versions, CURRENT, "loglinear")["loglinear"]
         return loss(replace(given, old=proximal), **drawn)
 
-    place = f"{ACTOR}: compute_prox_logp_approximations, {FUNCTIONAL}: ppo_actor_loss_fn"
-    yield interpolated(
-        "areal.a3po", "areal.a3po", place, approximated, of_clip, declared=(INTERPOLATED, BF16, CLAMP), **single
-    )
-    yield drop_in(reject, config_of, [of_token_mask, of_kl, *([of_kpop] if kpop else [])])
-    yield from readers(source, cispo is not None)
+    more = {"declared": (replace(PROXIMAL, when=NONFINITE), BF16, CLAMP), "within": SINGLE}
+    at = f"{ACTOR}: compute_prox_logp_approximations, {place}"
+    yield interpolated("areal.a3po", "areal.a3po", at, approximated, OF_CLIP, **more)
+    yield from drop_in(reject, config_of, kpop)
+    yield reader(source, has_cispo)
 
 
-def m2po(mask: Any, loss: Any) -> Iterator[Row]:
-    """Compare M2PO, which drops tokens before anything counts them."""
+def m2po(mask: Any, loss: Callable[..., Tensor], weigh: Callable[..., Result]) -> Iterator[Row]:
+    """Compare M2PO, which drops tokens before anything counts them, and before `rejection_sampling` sees them."""
 
-    def masked(given: Batch, m2_threshold: float) -> Tensor:
+    def masked(given: Batch, m2_threshold: float) -> Batch:
         # What lies at invalid tokens is zeroed before.
         clean = [x.where(given.mask, 0.0) for x in (given.rollout, given.old)]
-        return mask(*clean, given.mask, m2_threshold)
+        return replace(given, mask=mask(*clean, given.mask, m2_threshold))
 
     def lose(given: Batch, m2_threshold: float, **clipped: Any) -> Tensor:
-        return loss(replace(given, mask=masked(given, m2_threshold)), **clipped)
+        return loss(masked(given, m2_threshold), **clipped)
 
-    drawn = draw(m2_threshold=(0.0007, 0.011, 0.04))
-    place = f"{ACTOR}: _apply_m2po_masking"
-    declared = (TIES, NOTHING_FINITE, BF16, CLAMP)
-    yield preset("areal.m2po", place, lambda given, **s: {"mask": masked(given, **s)}, drawn, declared=declared)
-    yield recipe(
-        "areal.m2po",
-        f"{place}, {FUNCTIONAL}: ppo_actor_loss_fn",
-        lose,
-        both(drawn, draw(eps_clip=(0.1, 0.2), c_clip=(None, 3.0))),
-        declared=(TIES, PROXIMAL, NOTHING_FINITE, BF16, CLAMP),
-    )
-
-
-def m2po_and_rejection(mask: Any, weigh: Callable[..., Result]) -> Row:
-    """Compare the reader of `m2_threshold` with `rejection_sampling`, which sees what M2PO has left."""
-
-    def run(given: Batch, drawn: dict[str, Any]) -> Result:
-        clean = [x.where(given.mask, 0.0) for x in (given.rollout, given.old)]
-        left = replace(given, mask=mask(*clean, given.mask, drawn["m2_threshold"]))
+    def reject_too(given: Batch, drawn: dict[str, Any]) -> Result:
+        left = masked(given, drawn["m2_threshold"])
         found = weigh(left, **drawn["rejection_sampling"])
         return {**found, "mask": found["mask"].bool() & left.mask}
 
@@ -239,20 +196,21 @@ def m2po_and_rejection(mask: Any, weigh: Callable[..., Result]) -> Row:
             "upper": rng.choice((1.05, 2.0)),
             "lower": rng.choice((None, 0.9)),
         }
-        return {
-            "use_decoupled_loss": True,
-            "m2_threshold": rng.choice((0.0007, 0.011, 0.04)),
-            "rejection_sampling": block,
-        }
+        threshold = rng.choice((0.0007, 0.011, 0.04))
+        return {"use_decoupled_loss": True, "m2_threshold": threshold, "rejection_sampling": block}
 
-    finite = tuple(kind for kind in FINITE if kind != "nan_behind_mask")
-    place = f"{ACTOR}: _apply_m2po_masking, {FUNCTIONAL}: {REJECTION}"
-    return spec_of(
-        "areal", place, run, settings, ", m2_threshold", declared=(TIES, CLAMP), kinds=finite, within=(2e-6, 2e-5)
-    )
+    drawn, place = draw(m2_threshold=(0.0007, 0.011, 0.04)), f"{ACTOR}: _apply_m2po_masking"
+    declared = (TIES, NOTHING_FINITE, BF16, CLAMP)
+    yield preset("areal.m2po", place, lambda given, **s: {"mask": masked(given, **s).mask}, drawn, declared=declared)
+    drawn, declared = both(drawn, draw(eps_clip=(0.1, 0.2), c_clip=(None, 3.0))), (PROXIMAL, *declared)
+    yield recipe("areal.m2po", f"{place}, {FUNCTIONAL}: ppo_actor_loss_fn", lose, drawn, declared=declared)
+    place = f"{place}, {FUNCTIONAL}: {REJECTION}"
+    more: dict[str, Any] = {"declared": (TIES, CLAMP), "within": SINGLE}
+    more["kinds"] = tuple(kind for kind in FINITE if kind != "nan_behind_mask")
+    yield spec_of("areal", place, reject_too, settings, ", m2_threshold", **more)
 
 
-def drop_in(reject: Any, config_of: Any, drawn: list[Any]) -> Row:
+def drop_in(reject: Any, config_of: Any, kpop: bool) -> Iterator[Row]:
     """Compare the drop-in's function with AReaL's, padded and packed."""
     module = ModuleType(dropin.MODULE)
     module.RejectionSamplingResult = SimpleNamespace
@@ -280,31 +238,35 @@ def drop_in(reject: Any, config_of: Any, drawn: list[Any]) -> Row:
         packed = settings.pop("packed")
         return side(reject, config_of(**settings), given, packed)
 
+    drawn_by = (("ratio", OF_TOKEN_MASK), ("kl", of_kl), ("binary_kl", OF_KPOP))
+    clamped = draw(
+        action="clamp",
+        metric="ratio",
+        level=("sequence", "sequence", "token"),
+        agg=("max", "mean", "sum"),
+        lower=(0.9, None),
+        upper=(1.05, 1.2),
+        packed=(True, False),
+    )
+
     def settings(rng: Random) -> dict[str, Any]:
-        number = rng.randrange(len(drawn))
-        metric = {"metric": ("ratio", "kl", "binary_kl")[number]}
-        made = metric | {"level": rng.choice(("token", "sequence")), "agg": rng.choice(("sum", "mean", "max"))}
-        made |= drawn[number](rng)
+        name, drawn = rng.choice(drawn_by[: 2 + kpop])
+        made = {"metric": name, "level": rng.choice(("token", "sequence")), "agg": rng.choice(("sum", "mean", "max"))}
+        made |= drawn(rng)
         action = rng.choice(dropin.areal_config.ACTIONS) if made["metric"] == "ratio" else "mask"
         return made | {"action": action, "packed": rng.random() < 0.5}
 
-    declared = tuple(
-        Declared(d.name, d.says, lambda given, s, d=d: s["metric"] == "binary_kl" and d.when(given, s))
-        for d in (ROUNDS_TO_ONE, SMALL, BINARY_BF16)
-    )
-    return Row(
-        "drop-in",
-        "areal.apply_rejection_sampling",
-        f"{FUNCTIONAL}: {REJECTION}",
-        ours,
-        theirs,
-        settings,
-        declared=(KL_NONFINITE, *declared, CLAMP),
-        within=(2e-6, 2e-5),
-    )
+    def of_binary(known: Declared) -> Declared:
+        return replace(known, when=lambda given, s: s["metric"] == "binary_kl" and known.when(given, s))
+
+    declared = (KL_NONFINITE, *map(of_binary, OF_BINARY), CLAMP)
+    place = f"{FUNCTIONAL}: {REJECTION}"
+    yield Row("drop-in", f"areal.{REJECTION}", place, ours, theirs, settings, declared=declared, within=SINGLE)
+    more: dict[str, Any] = {"declared": (CLAMP,), "within": SINGLE}
+    yield Row("drop-in", f"areal.{REJECTION}, clamp", place, ours, theirs, clamped, **more)
 
 
-def readers(source: Source, cispo: bool) -> Iterator[Row]:
+def reader(source: Source, cispo: bool) -> Row:
     """Compare the reader: grpo_loss_fn with the settings that PPOActor hands on."""
     method = source.cut("areal/utils/constants.py", "ProxLogpMethod")
     grpo = source.cut(ACTOR, "grpo_loss_fn", stats_tracker=MagicMock(), infer_token_denominator=MagicMock())
@@ -356,8 +318,5 @@ def readers(source: Source, cispo: bool) -> Iterator[Row]:
         return {"actor": {**config, "kl_ctl": 0.0, "path": "model"}, "rollout": {}, "gconfig": {}}
 
     # grpo_loss_fn raises where the proximal log-probs are not finite.
-    more: dict[str, Any] = {
-        "kinds": tuple(kind for kind in KINDS if kind not in ("infinite", "nan_in_front")),
-        "within": (2e-6, 2e-5),
-    }
-    yield configuration("areal", f"{ACTOR}: grpo_loss_fn", loss, settings, hold, declared=(BF16, CLAMP), **more)
+    more: dict[str, Any] = {"kinds": without("infinite", "nan_in_front"), "within": SINGLE}
+    return configuration("areal", f"{ACTOR}: grpo_loss_fn", loss, settings, hold, declared=(BF16, CLAMP), **more)
