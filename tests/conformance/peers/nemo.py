@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 import rollout_corr as rc
-from conformance.batches import FINITE, KINDS, Batch
+from conformance.batches import FINITE, PADDED, Batch
 from conformance.declared import BF16, CLAMP, NONFINITE, Declared, beyond
 from conformance.rows import Result, Row, both, configuration, draw, preset, recipe
 from conformance.sources import Source
@@ -49,8 +49,6 @@ def large_kl(given: Batch, settings: dict[str, Any]) -> bool:
 
 
 LARGE_KL = Declared("a KL beyond its clamp", "NeMo RL's KL beyond `kl_output_clamp_value`", large_kl)
-# The KL that a recipe has without being asked, which is ClippedPGLossConfig's.
-DEFAULTS: dict[str, dict[str, float]] = {"ppo": {}, "grpo": {"reference_policy_kl_penalty": 0.01}}
 
 
 class Model:
@@ -133,46 +131,29 @@ def rows(source: Source) -> Iterator[Row]:
         return {key: value for key, value in of_loss(rng).items() if key != "reference_policy_kl_penalty" or value}
 
     # NeMo multiplies by its masks, so what stands behind them is finite; and it adds 1e-8 to what it divides by.
-    more: dict[str, Any] = {"kinds": tuple(kind for kind in KINDS if kind != "nan_behind_mask")}
-    more |= {"declared": (NO_NUMBER, BF16, CLAMP, LARGE_KL), "within": (3e-8, 2e-5)}
+    more: dict[str, Any] = {"declared": (NO_NUMBER, BF16, CLAMP, LARGE_KL), "kinds": PADDED, "within": (3e-8, 2e-5)}
 
+    def by(run: Any, kind: str, given: Batch, ratio: float, ratio_min: float, **config: Any) -> Any:
+        return run(given, **truncated(kind, ratio, ratio_min), **config)
+
+    place = f"{LOSS}: ClippedPGLossFn"
     for ours, kind in TYPES.items():
-
-        def run(given: Batch, ratio: float, ratio_min: float, kind: str = kind, **config: Any) -> Tensor:
-            return loss(given, **truncated(kind, ratio, ratio_min), **config)
-
-        def weigh_by(given: Batch, ratio: float, ratio_min: float, kind: str = kind) -> Result:
-            return weights(given, **truncated(kind, ratio, ratio_min))
-
-        yield preset(f"nemo.{ours}", f"{LOSS}: ClippedPGLossFn, {kind}", weigh_by, bounds, **more)
-        yield recipe(f"nemo.{ours}", f"{LOSS}: ClippedPGLossFn, {kind}", run, both(bounds, of_loss), **more)
-
+        yield preset(f"nemo.{ours}", f"{place}, {kind}", partial(by, weights, kind), bounds, **more)
+        yield recipe(f"nemo.{ours}", f"{place}, {kind}", partial(by, loss, kind), both(bounds, of_loss), **more)
     sequences = {"sequence_level_importance_ratios": True, "token_level_loss": False}
-    yield preset("nemo.gspo_is", f"{LOSS}: ClippedPGLossFn, sequence level", partial(weights, **sequences), **more)
-    yield recipe(
-        "nemo.gspo_is", f"{LOSS}: ClippedPGLossFn, sequence level", partial(loss, **sequences), penalties, **more
-    )
-    for name in ("ppo", "grpo"):
-        yield recipe(
-            f"nemo.{name}",
-            f"{LOSS}: ClippedPGLossFn",
-            partial(loss, use_importance_sampling_correction=False, **DEFAULTS[name]),
-            of_loss if name == "ppo" else without_penalty,
-            **more,
-        )
-    yield recipe(
-        "nemo.cispo",
-        f"{LOSS}: ClippedPGLossFn, use_cispo",
-        partial(loss, use_cispo=True, use_importance_sampling_correction=False),
-        draw(ratio_clip_max=(0.2, 4.0), reference_policy_kl_penalty=(0.0, 0.1)),
-        **more,
-    )
+    yield preset("nemo.gspo_is", f"{place}, sequence level", partial(weights, **sequences), **more)
+    yield recipe("nemo.gspo_is", f"{place}, sequence level", partial(loss, **sequences), penalties, **more)
+    plain = partial(loss, use_importance_sampling_correction=False)
+    yield recipe("nemo.ppo", place, plain, of_loss, **more)
+    # The KL that it has without being asked, which is ClippedPGLossConfig's.
+    yield recipe("nemo.grpo", place, partial(plain, reference_policy_kl_penalty=0.01), without_penalty, **more)
+    drawn = draw(ratio_clip_max=(0.2, 4.0), reference_policy_kl_penalty=(0.0, 0.1))
+    yield recipe("nemo.cispo", f"{place}, use_cispo", partial(plain, use_cispo=True), drawn, **more)
 
     threshold = draw(threshold=(1.01, 1.1, 2.0))
 
     def mult_err(given: Batch, threshold: float, **config: Any) -> Tensor:
-        config["use_importance_sampling_correction"] = False
-        return loss(given, seq_logprob_error_threshold=threshold, **config)
+        return plain(given, seq_logprob_error_threshold=threshold, **config)
 
     yield preset("nemo.mult_err", f"{GRPO}: {MASKING}", masked, threshold, **more)
     yield recipe("nemo.mult_err", f"{GRPO}: {MASKING}", mult_err, both(threshold, of_loss), **more)
@@ -189,18 +170,9 @@ def rows(source: Source) -> Iterator[Row]:
         found = rc.correct(given.old, given.rollout, mask=given.mask, spec=spec).metrics()
         return {name: found[native] for name, native in REPORT.items()}
 
-    measured = {"kinds": tuple(kind for kind in FINITE if kind not in ("nan_behind_mask", "all_masked"))}
-    yield Row(
-        "report",
-        f"nemo {', '.join(REPORT.values())}",
-        f"{LOSS}: {', '.join(REPORT)}",
-        ours,
-        reported,
-        bounds,
-        (CLAMPED,),
-        within=(3e-8, 2e-5),
-        **measured,
-    )
+    name, at = f"nemo {', '.join(REPORT.values())}", f"{LOSS}: {', '.join(REPORT)}"
+    kinds = tuple(kind for kind in FINITE if kind not in ("nan_behind_mask", "all_masked"))
+    yield Row("report", name, at, ours, reported, bounds, (CLAMPED,), kinds, within=(3e-8, 2e-5))
 
     def hold(config: dict[str, Any]) -> dict[str, Any]:
         block = dict(config)

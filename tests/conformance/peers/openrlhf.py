@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from conformance.batches import KINDS, Batch
+from conformance.batches import PADDED, Batch
 from conformance.declared import BF16, CLAMP, NONFINITE, Declared, among
 from conformance.rows import Result, Row, both, configuration, draw, loss_and_gradient, preset, recipe
 from conformance.sources import Source
@@ -24,14 +24,9 @@ LOSS, UTILS = "openrlhf/models/loss.py", "openrlhf/models/utils.py"
 OLD_TYPES = {("token", "clip"): "tis", ("token", "mask"): "icepop", ("seq", "mask"): "seq-mask-tis"}
 
 
-def clamped(log_prob: Tensor) -> Tensor:
-    """Clamp a probability as OpenRLHF does."""
-    return log_prob.exp().clamp(1e-6, 1 - 1e-6)
-
-
 def rounds_below_zero(given: Batch, settings: dict[str, Any]) -> bool:
     """Tell whether OpenRLHF's formula of the binary KL comes out below 0 at a token."""
-    p, q = clamped(given.rollout), clamped(given.old)
+    p, q = (x.exp().clamp(1e-6, 1 - 1e-6) for x in (given.rollout, given.old))
     found = p * (p / q).log() + (1 - p) * ((1 - p) / (1 - q)).log()
     return bool((found.where(given.mask, 0.0) < 0).any())
 
@@ -47,6 +42,7 @@ NO_NUMBER = Declared(
 )
 ROUNDED = Declared("its binary KL rounds below 0", "drops tokens whose KL rounds", rounds_below_zero)
 EPS = Declared("a probability below eps", "Values differ for tokens whose probability", beyond_eps)
+DECLARED, OF_GATING = (NO_NUMBER, CLAMP, BF16), (ROUNDED, EPS)
 NOTHING = Declared("no token: NaN there", "a batch without a token is a loss of NaN", among("all_masked"))
 
 
@@ -57,19 +53,22 @@ def rows(source: Source) -> Iterator[Row]:
     new_names = source.says(LOSS, "is_correction_level")
     weigh = source.lines(LOSS, "PolicyLoss.forward", "vllm_kl =", "if self.")
 
+    def named(level: str, mode: str, gating: str, threshold: Any) -> dict[str, Any]:
+        """The names of a correction in this version."""
+        threshold = (0.0, *threshold)[-2:]
+        if new_names:
+            fields = {"level": level, "mode": mode, "gating": gating, "threshold": threshold}
+            return {f"is_correction_{name}": value for name, value in fields.items()}
+        return {
+            "enable_vllm_is_correction": level != "off",
+            "vllm_is_truncated_threshold": threshold,
+            "vllm_is_correction_type": OLD_TYPES.get((level, mode), "tis"),
+        }
+
     def made(
         level: str = "off", mode: str = "mask", gating: str = "ratio", threshold: Any = (0.5, 5.0), **config: Any
     ) -> Any:
-        threshold = (0.0, *threshold)[-2:]
-        if new_names:
-            named = {"level": level, "mode": mode, "gating": gating, "threshold": threshold}
-            return loss_class(**{f"is_correction_{name}": value for name, value in named.items()}, **config)
-        return loss_class(
-            enable_vllm_is_correction=level != "off",
-            vllm_is_truncated_threshold=threshold,
-            vllm_is_correction_type=OLD_TYPES.get((level, mode), "tis"),
-            **config,
-        )
+        return loss_class(**named(level, mode, gating, threshold), **config)
 
     def loss(
         given: Batch,
@@ -95,52 +94,35 @@ def rows(source: Source) -> Iterator[Row]:
         return value
 
     def weights(given: Batch, **config: Any) -> Result:
-        ones = torch.ones_like(given.old)
-        found = weigh(
-            self=made(**config),
-            old_log_probs=given.old,
-            rollout_log_probs=given.rollout,
-            action_mask=given.mask,
-            loss=ones,
-        )
-        return {"weights": found["loss"]}
+        tokens = {"old_log_probs": given.old, "rollout_log_probs": given.rollout, "action_mask": given.mask}
+        return {"weights": weigh(self=made(**config), loss=torch.ones_like(given.old), **tokens)["loss"]}
 
     # OpenRLHF multiplies by its mask, so what stands behind it is finite; it adds 1e-8 to a sequence's tokens.
-    more: dict[str, Any] = {"kinds": tuple(kind for kind in KINDS if kind != "nan_behind_mask")}
-    more |= {"declared": (NO_NUMBER, CLAMP, BF16), "within": (3e-8, 2e-5)}
+    more: dict[str, Any] = {"declared": DECLARED, "kinds": PADDED, "within": (3e-8, 2e-5)}
+    gated = more | {"declared": (*DECLARED, *OF_GATING)}
 
     bounds, delta = draw(low=(0.5, 0.9), high=(1.05, 5.0)), draw(delta=(1e-4, 3e-3, 0.05))
     clips = draw(eps_clip_low_high=(None, (0.1, 0.3)), dual_clip=(None, 3.0))
     of_plain = both(clips, draw(loss_agg_mode=("token-mean", "seq-mean-token-mean")))
 
-    cases: list[tuple[str, Callable[[Random], dict[str, Any]], dict[str, Any]]] = [
-        ("tis", bounds, {"level": "token", "mode": "clip"}),
-        ("icepop", bounds, {"level": "token"}),
-        ("seq_mask_tis", bounds, {"level": "seq"}),
+    def thresholded(run: Any, fixed: dict[str, Any], given: Batch, low: float, high: float, **config: Any) -> Any:
+        return run(given, threshold=(low, high), **fixed, **config)
+
+    def bounded(run: Any, fixed: dict[str, Any], given: Batch, delta: float, **config: Any) -> Any:
+        return run(given, threshold=(delta,), **fixed, **config)
+
+    token, seq = {"level": "token"}, {"level": "seq"}
+    cases: list[tuple[Any, ...]] = [
+        ("tis", thresholded, bounds, token | {"mode": "clip"}, more),
+        ("icepop", thresholded, bounds, token, more),
+        ("seq_mask_tis", thresholded, bounds, seq, more),
+        ("flash_reinforce", bounded, delta, seq | {"gating": "binary_kl"}, gated),
+        ("dppo_like", bounded, both(delta, draw(gating=("binary_kl", "tv"))), token, gated),
     ]
-    if new_names:
-        cases += [
-            ("flash_reinforce", delta, {"level": "seq", "gating": "binary_kl"}),
-            ("dppo_like", both(delta, draw(gating=("binary_kl", "tv"))), {"level": "token"}),
-        ]
-
-    def thresholded(
-        run: Callable[..., Any],
-        fixed: dict[str, Any],
-        given: Batch,
-        low: float | None = None,
-        high: float | None = None,
-        delta: float | None = None,
-        **config: Any,
-    ) -> Any:
-        return run(given, threshold=(low, high) if delta is None else (delta,), **fixed, **config)
-
-    for name, settings, fixed in cases:
-        known = more | {"declared": (NO_NUMBER, CLAMP, BF16, ROUNDED, EPS)} if settings is not bounds else more
-        theirs = f"{LOSS}: PolicyLoss, {' '.join(fixed.values())}"
-        yield preset(f"openrlhf.{name}", theirs, partial(thresholded, weights, fixed), settings, **known)
-        drawn = both(settings, of_plain)
-        yield recipe(f"openrlhf.{name}", theirs, partial(thresholded, loss, fixed), drawn, **known)
+    for name, by, settings, fixed, known in cases if new_names else cases[:3]:
+        place = f"{LOSS}: PolicyLoss, {' '.join(fixed.values())}"
+        yield preset(f"openrlhf.{name}", place, partial(by, weights, fixed), settings, **known)
+        yield recipe(f"openrlhf.{name}", place, partial(by, loss, fixed), both(settings, of_plain), **known)
     for name in ("ppo", "grpo"):
         yield recipe(f"openrlhf.{name}", f"{LOSS}: PolicyLoss", loss, of_plain, **more)
     yield recipe("openrlhf.gspo", f"{LOSS}: PolicyLoss, gspo", partial(loss, policy_loss_type="gspo"), clips, **more)
@@ -155,17 +137,8 @@ def rows(source: Source) -> Iterator[Row]:
         return loss_and_gradient(value, side)
 
     def replaced(given: Batch, config: dict[str, Any]) -> Result:
-        over_all, level, mode = (config.pop(name) for name in ("over_all", "level", "mode"))
-        threshold = (0.0, *config.pop("threshold"))[-2:]
-        fields = {"level": level, "mode": mode, "gating": config.pop("gating"), "threshold": threshold}
-        named = {f"is_correction_{name}": value for name, value in fields.items()}
-        if not new_names:
-            named = {
-                "enable_vllm_is_correction": level != "off",
-                "vllm_is_truncated_threshold": threshold,
-                "vllm_is_correction_type": OLD_TYPES.get((level, mode), "tis"),
-            }
-        return called(replacement, SimpleNamespace(**sided(config), **named), given, over_all)
+        fields = [config.pop(name) for name in ("over_all", "level", "mode", "gating", "threshold")]
+        return called(replacement, SimpleNamespace(**sided(config), **named(*fields[1:])), given, fields[0])
 
     def original(given: Batch, config: dict[str, Any]) -> Result:
         over_all = config.pop("over_all")
@@ -183,24 +156,13 @@ def rows(source: Source) -> Iterator[Row]:
         tokens = rng.random() < 0.5 and config["policy_loss_type"] != "gspo"
         return {name: config[name] for name in names} | more | {"token_level_loss": tokens}
 
-    yield Row(
-        "drop-in",
-        "openrlhf.PolicyLoss",
-        f"{LOSS}: PolicyLoss.forward",
-        replaced,
-        original,
-        of_module,
-        **more | {"declared": (NO_NUMBER, CLAMP, BF16, ROUNDED, EPS, NOTHING)},
-    )
-    yield configuration(
-        "openrlhf",
-        f"{LOSS}: PolicyLoss; {UTILS}: compute_approx_kl",
-        loss,
-        lambda rng: config_of(rng, new_names),
-        partial(hold, new_names=new_names),
-        # Its KL is computed in float32, whatever comes.
-        **more | {"declared": (NO_NUMBER, CLAMP, BF16, ROUNDED, EPS), "within": (2e-5, 2e-5)},
-    )
+    known = gated | {"declared": (*DECLARED, *OF_GATING, NOTHING)}
+    sides, place = (replaced, original), f"{LOSS}: PolicyLoss.forward"
+    yield Row("drop-in", "openrlhf.PolicyLoss", place, *sides, of_module, **known)
+    place, drawn = f"{LOSS}: PolicyLoss; {UTILS}: compute_approx_kl", partial(config_of, new_names=new_names)
+    # Its KL is computed in float32, whatever comes.
+    known = gated | {"within": (2e-5, 2e-5)}
+    yield configuration("openrlhf", place, loss, drawn, partial(hold, new_names=new_names), **known)
 
 
 def config_of(rng: Random, new_names: bool) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from random import Random
@@ -29,7 +29,7 @@ from conformance.rows import (
     report,
     spec_of,
 )
-from conformance.rows import Settings as ConformanceSettings
+from conformance.rows import Settings as Drawn
 from conformance.sources import Source
 from conformance.verl_parts import Settings
 from rollout_corr.frameworks.shared.settings import Given
@@ -125,53 +125,31 @@ def algorithm(rng: Random, anchored: bool = False) -> dict[str, Any]:
     return drawn
 
 
-PRESETS: dict[str, ConformanceSettings] = {
-    "token_tis": draw(clip_high=(1.01, 2.0)),
-    "sequence_tis": draw(clip_high=(1.1, 5.0)),
-    "geometric_mask": draw(low=(0.99, 0.7), high=(1.01, 1.2)),
-    "product_mask": draw(low=(0.5, 0.9), high=(1.3, 2.0)),
-    "token_mask": draw(low=(0.5, 0.9), high=(1.05, 2.0)),
-    "outlier_mask": draw(low=(1e-4, 0.7), high=(1.4, 100.0)),
-    "tldr": draw(geo_mask_low=(0.99, 0.7), geo_mask_high=(1.01, 1.2), token_tis_ratio_clip_high=(1.05, 2.0)),
+# The drawn arguments of a preset, and the settings of SkyRL that they are; others are fixed.
+TLDR = {"tis_ratio_type": "token", "sequence_mask_metric": "geometric"}
+TLDR |= {"token_mask_is_threshold_low": 0.5, "token_mask_is_threshold_high": 2.0}
+TLDR |= {"outlier_token_is_threshold_low": 1e-4, "outlier_token_is_threshold_high": 100.0}
+PRESETS: dict[str, tuple[Drawn, str, dict[str, Any]]] = {
+    "token_tis": (draw(clip_high=(1.01, 2.0)), "token_tis_ratio_{}", {"tis_ratio_type": "token"}),
+    "sequence_tis": (draw(clip_high=(1.1, 5.0)), "sequence_tis_ratio_{}", {"tis_ratio_type": "sequence"}),
+    "geometric_mask": (draw(low=(0.99, 0.7), high=(1.01, 1.2)), "geo_mask_{}", {"sequence_mask_metric": "geometric"}),
+    "product_mask": (draw(low=(0.5, 0.9), high=(1.3, 2.0)), "product_mask_{}", {"sequence_mask_metric": "product"}),
+    "token_mask": (draw(low=(0.5, 0.9), high=(1.05, 2.0)), "token_mask_is_threshold_{}", {}),
+    "outlier_mask": (draw(low=(1e-4, 0.7), high=(1.4, 100.0)), "outlier_token_is_threshold_{}", {}),
+    "tldr": (
+        draw(geo_mask_low=(0.99, 0.7), geo_mask_high=(1.01, 1.2), token_tis_ratio_clip_high=(1.05, 2.0)),
+        "{}",
+        TLDR,
+    ),
 }
-# The settings of SkyRL that a preset's arguments are.
-MEANS: dict[str, Callable[..., dict[str, Any]]] = {
-    "token_tis": lambda clip_high: {"tis_ratio_type": "token", "token_tis_ratio_clip_high": clip_high},
-    "sequence_tis": lambda clip_high: {"tis_ratio_type": "sequence", "sequence_tis_ratio_clip_high": clip_high},
-    "geometric_mask": lambda low, high: {
-        "sequence_mask_metric": "geometric",
-        "geo_mask_low": low,
-        "geo_mask_high": high,
-    },
-    "product_mask": lambda low, high: {
-        "sequence_mask_metric": "product",
-        "product_mask_low": low,
-        "product_mask_high": high,
-    },
-    "token_mask": lambda low, high: {"token_mask_is_threshold_low": low, "token_mask_is_threshold_high": high},
-    "outlier_mask": lambda low, high: {"outlier_token_is_threshold_low": low, "outlier_token_is_threshold_high": high},
-    "tldr": lambda **given: {
-        **given,
-        "tis_ratio_type": "token",
-        "sequence_mask_metric": "geometric",
-        "token_mask_is_threshold_low": 0.5,
-        "token_mask_is_threshold_high": 2.0,
-        "outlier_token_is_threshold_low": 1e-4,
-        "outlier_token_is_threshold_high": 100.0,
-    },
-}
-RECIPES: dict[str, ConformanceSettings] = {
-    "regular": draw(eps_clip_low=(0.02, 0.2), eps_clip_high=(0.05, 0.28)),
+CLIPS = draw(eps_clip_low=(0.02, 0.2), eps_clip_high=(0.05, 0.28))
+RECIPES: dict[str, Drawn] = {
+    **dict.fromkeys(("regular", "ppo", "gspo", "rollout_is"), CLIPS),
+    "grpo": both(CLIPS, draw(kl_loss_coef=(0.001, 0.1))),
+    "dual_clip": both(CLIPS, draw(clip_ratio_c=(1.1, 3.0))),
     "cispo": draw(cispo_eps_clip_low=(0.1, 1.0), cispo_eps_clip_high=(0.1, 4.0)),
     "sapo": draw(),
     "dppo": draw(delta_low=(0.02, 0.2), delta_high=(0.02, 0.2)),
-}
-RECIPES |= {
-    "ppo": RECIPES["regular"],
-    "grpo": both(RECIPES["regular"], draw(kl_loss_coef=(0.001, 0.1))),
-    "gspo": RECIPES["regular"],
-    "rollout_is": RECIPES["regular"],
-    "dual_clip": both(RECIPES["regular"], draw(clip_ratio_c=(1.1, 3.0))),
 }
 
 
@@ -182,7 +160,7 @@ def defaults(rows: dict[str, Any]) -> dict[str, Any]:
 
 def rows(source: Source) -> Iterator[Row]:
     """Compare everything that SkyRL has."""
-    correct = source.cut(CORRECTION, COMPUTE)
+    correct, place = source.cut(CORRECTION, COMPUTE), f"{CORRECTION}: {COMPUTE}"
     given_to_them = {
         "logger": SimpleNamespace(warning=lambda *given: None),
         "register_policy_loss": lambda name: lambda function: function,
@@ -197,12 +175,9 @@ def rows(source: Source) -> Iterator[Row]:
 
     def loss(given: Batch, **drawn: Any) -> Tensor:
         plain = {"loss_reduction": "token_mean", "max_seq_len": 50, "use_kl_loss": False}
-        blocks = {
-            "sapo": Settings(**defaults(config.SAPO_FIELDS) | drawn.pop("sapo", {})),
-            "cispo": Settings(**defaults(config.CISPO_FIELDS) | drawn.pop("cispo", {})),
-            "dppo": Settings(**defaults(config.DPPO_FIELDS) | drawn.pop("dppo", {})),
-            "off_policy_correction": settings_of(drawn.pop("off_policy_correction", {})),
-        }
+        fields = {"sapo": config.SAPO_FIELDS, "cispo": config.CISPO_FIELDS, "dppo": config.DPPO_FIELDS}
+        blocks = {name: Settings(**defaults(rows) | drawn.pop(name, {})) for name, rows in fields.items()}
+        blocks["off_policy_correction"] = settings_of(drawn.pop("off_policy_correction", {}))
         whole = Settings(**defaults(config.TABLE) | plain | drawn | blocks)
         mask = given.mask.float()
         advantages = scale(given.token_advantages, mask, whole.loss_reduction, len(mask), whole.max_seq_len)
@@ -213,55 +188,39 @@ def rows(source: Source) -> Iterator[Row]:
             value = value + whole.kl_loss_coef * masked_mean(penalty, mask, dim=-1).mean()
         return value
 
-    for name, drawn in PRESETS.items():
-        means = MEANS[name]
-        yield preset(
-            f"skyrl.{name}",
-            f"{CORRECTION}: {COMPUTE}",
-            lambda given, means=means, **drawn: corrected(given, **means(**drawn)),
-            drawn,
-            declared=OF_CORRECTION,
-            within=WITHIN,
-        )
-        yield recipe(
-            f"skyrl.{name}",
-            f"{LOSSES}: ppo_policy_loss",
-            lambda given, means=means, **drawn: loss(given, off_policy_correction=means(**drawn)),
-            drawn,
-            declared=OF_LOSSES,
-            within=WITHIN,
-        )
+    of_correction: dict[str, Any] = {"declared": OF_CORRECTION, "within": WITHIN}
+    of_losses: dict[str, Any] = {"declared": OF_LOSSES, "within": WITHIN}
 
-    def of_recipe(name: str) -> Callable[..., Tensor]:
-        def run(given: Batch, **drawn: Any) -> Tensor:
-            drawn = {"policy_loss_type": "regular" if name in ("ppo", "grpo") else name, **drawn}
-            drawn["use_kl_loss"] = name == "grpo"
-            if name == "cispo":
-                drawn["cispo"] = {key: drawn.pop(key) for key in list(drawn) if key.startswith("cispo_")}
-            if name == "dppo":
-                drawn["dppo"] = {key: drawn.pop(key) for key in ("delta_low", "delta_high")}
-            return loss(given, **drawn)
+    def lose(given: Batch, **means: Any) -> Tensor:
+        return loss(given, off_policy_correction=means)
 
-        return run
+    def by_names(run: Any, named: str, fixed: dict[str, Any], given: Batch, **drawn: Any) -> Any:
+        return run(given, **fixed, **{named.format(name): value for name, value in drawn.items()})
 
+    for name, (drawn, *means) in PRESETS.items():
+        yield preset(f"skyrl.{name}", place, partial(by_names, corrected, *means), drawn, **of_correction)
+        at = f"{LOSSES}: ppo_policy_loss"
+        yield recipe(f"skyrl.{name}", at, partial(by_names, lose, *means), drawn, **of_losses)
+
+    def of_recipe(name: str, given: Batch, **drawn: Any) -> Tensor:
+        kind = "regular" if name in ("ppo", "grpo") else name
+        if name in ("cispo", "dppo"):
+            drawn = {name: drawn}
+        return loss(given, policy_loss_type=kind, use_kl_loss=name == "grpo", **drawn)
+
+    of_losses["declared"] = (*OF_LOSSES, NO_LOWER_CLAMP)
     for name, drawn in RECIPES.items():
-        place = f"{LOSSES}: {FUNCTIONS.get(name, 'ppo_policy_loss')}, {SCALE}"
-        yield recipe(
-            f"skyrl.{name}", place, of_recipe(name), drawn, declared=(*OF_LOSSES, NO_LOWER_CLAMP), within=WITHIN
-        )
-
-    def arguments(given: Batch, drawn: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor, Settings]:
-        return given.old, given.rollout, given.mask.float(), settings_of(drawn)
+        at = f"{LOSSES}: {FUNCTIONS.get(name, 'ppo_policy_loss')}, {SCALE}"
+        yield recipe(f"skyrl.{name}", at, partial(of_recipe, name), drawn, **of_losses)
 
     def reported(given: Batch, drawn: dict[str, Any]) -> Result:
         # Where nothing acts, SkyRL measures nothing.
-        acts = rc.spec("skyrl", drawn).acts
-        found: Result = correct(*arguments(given, drawn))[1]
-        return found if acts else {}
+        found = correct(given.old, given.rollout, given.mask.float(), settings_of(drawn))[1]
+        return found if rc.spec("skyrl", drawn).acts else {}
 
     def whole(function: Any, given: Batch, drawn: dict[str, Any]) -> Result:
         with patch.object(dropin, "_say", lambda *given: None):
-            weights, metrics, mask = function(*arguments(given, drawn))
+            weights, metrics, mask = function(given.old, given.rollout, given.mask.float(), settings_of(drawn))
         return {"mask": mask, "weights": weights, **metrics}
 
     def registered(function: Any, name: str, given: Batch, drawn: dict[str, Any]) -> Result:
@@ -272,7 +231,6 @@ def rows(source: Source) -> Iterator[Row]:
             value, metrics = function(own.new, own.old, given.token_advantages, of_all, mask, given.rollout)
         return {**loss_and_gradient(value, own), **metrics}
 
-    place = f"{CORRECTION}: {COMPUTE}"
     more: dict[str, Any] = {"declared": (*OF_CORRECTION, SINGLE), "within": WITHIN}
     yield report("skyrl", place, partial(rc.spec, "skyrl"), reported, reporting, **more)
     yield spec_of("skyrl", place, lambda given, drawn: corrected(given, **drawn), correction, **more)
@@ -289,14 +247,12 @@ def rows(source: Source) -> Iterator[Row]:
         yield prompt_mean(scale, functions["regular"])
     sides = partial(whole, getattr(dropin, COMPUTE)), partial(whole, correct)
     yield Row("drop-in", f"skyrl.{COMPUTE}", place, *sides, correction, **more)
-    of_losses = more | {"declared": (*more["declared"], NO_LOWER_CLAMP)}
+    more["declared"] = (*more["declared"], NO_LOWER_CLAMP)
     for name in ("regular", "dual_clip", "gspo", "sapo"):
-        place = f"{LOSSES}: {FUNCTIONS[name]}"
         sides = [partial(registered, f, name) for f in (losses.LOSSES[f"rollout_corr_{name}"], functions[name])]
-        yield Row("drop-in", f"skyrl.losses.{name}", place, *sides, algorithm, **of_losses)
+        yield Row("drop-in", f"skyrl.losses.{name}", f"{LOSSES}: {FUNCTIONS[name]}", *sides, algorithm, **more)
     drawn = partial(algorithm, anchored=source.says(LOSSES, "cispo_anchor"))
-    declared = (*OF_LOSSES, NO_LOWER_CLAMP)
-    yield configuration("skyrl", f"{LOSSES}: {SCALE}, losses", loss, drawn, declared=declared, within=WITHIN)
+    yield configuration("skyrl", f"{LOSSES}: {SCALE}, losses", loss, drawn, **of_losses)
 
 
 def prompt_mean(scale: Any, function: Any) -> Row:

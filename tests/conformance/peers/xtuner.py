@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from random import Random
 from types import SimpleNamespace
@@ -90,33 +90,23 @@ def packed(x: Tensor) -> Tensor:
 
 def rows(source: Source) -> Iterator[Row]:
     """Compare everything that xtuner has."""
+    method = source.cut(CORRECTION, f"RolloutImportanceSampling.{METHOD}")
 
-    def sampling(drawn: dict[str, Any]) -> Any:
-        return source.instance(CORRECTION, "RolloutImportanceSampling", (METHOD,), **dropin.FIELDS | drawn)
-
-    made: dict[str, Any] = {}
-
-    def theirs(drawn: dict[str, Any]) -> Callable[..., Any]:
-        """Its method, cut once for all settings."""
-        if not made:
-            made["function"] = getattr(sampling({}), METHOD).__func__
-        return lambda *given: made["function"](SimpleNamespace(**dropin.FIELDS | drawn), *given)
+    def call(drawn: dict[str, Any], *given: Any) -> Any:
+        return method(SimpleNamespace(**dropin.FIELDS | drawn), *given)
 
     def arguments(given: Batch) -> tuple[Tensor, Tensor, list[int], Tensor]:
         lengths = [given.mask.shape[1]] * len(given.mask)
         return packed(given.old), packed(given.rollout), lengths, packed(given.mask)
 
-    def precise(given: Batch) -> tuple[Tensor, Tensor, list[int], Tensor]:
-        """Its float32 spreads are differences of squares."""
-        old, rollout, lengths, mask = arguments(given)
-        return old.double(), rollout.double(), lengths, mask
-
     def corrected(given: Batch, drawn: dict[str, Any]) -> Result:
-        weights, mask, _, _ = theirs(drawn)(*arguments(given))
+        weights, mask, _, _ = call(drawn, *arguments(given))
         return {"mask": mask, "weights": weights}
 
     def metrics(given: Batch, drawn: dict[str, Any]) -> Result:
-        _, _, mismatch, importance = theirs(drawn)(*precise(given))
+        # Its float32 spreads are differences of squares.
+        old, rollout, lengths, mask = arguments(given)
+        _, _, mismatch, importance = call(drawn, old.double(), rollout.double(), lengths, mask)
         return {**mismatch, **importance}
 
     quiet = SimpleNamespace(warning=lambda *said: None)
@@ -130,13 +120,8 @@ def rows(source: Source) -> Iterator[Row]:
 
     def loss(given: Batch, **drawn: Any) -> Tensor:
         settings = drawn["rollout_is"]
-        config = SimpleNamespace(
-            **drawn
-            | {
-                "ignore_idx": IGNORED,
-                "rollout_is": SimpleNamespace(**{METHOD: lambda **named: theirs(settings)(*named.values())}),
-            }
-        )
+        correct = SimpleNamespace(**{METHOD: lambda **named: call(settings, *named.values())})
+        config = SimpleNamespace(**drawn | {"ignore_idx": IGNORED, "rollout_is": correct})
         labels = torch.ones_like(packed(given.mask), dtype=torch.int64).where(packed(given.mask), IGNORED)
         tensors = SimpleNamespace(
             shifted_labels=labels,
@@ -158,39 +143,26 @@ def rows(source: Source) -> Iterator[Row]:
         return loss(given, policy_loss_cfg=clips, rollout_is=settings, **more)
 
     with_kl = both(clips, draw(kl_loss_coef=(0.0, 0.1)))
+    place, more = f"{CORRECTION}: {METHOD}", {"declared": DECLARED, "within": WITHIN}
     for name, drawn in (("ppo", clips), ("grpo", with_kl)):
-        run = partial(penalized, settings={})
-        yield recipe(f"xtuner.{name}", f"{GRPO}: GRPOLossContext", run, drawn, declared=DECLARED, within=WITHIN)
-
+        yield recipe(f"xtuner.{name}", f"{GRPO}: GRPOLossContext", partial(penalized, settings={}), drawn, **more)
     yield of_staleness(source)
-    place = f"{CORRECTION}: {METHOD}"
+
+    def settings(least: float, bounds: dict[str, Any]) -> dict[str, Any]:
+        named = {f"rollout_is_{key}": value for key, value in ({"threshold": (5.0, least)} | bounds).items()}
+        return {"rollout_is_level": "token", "rollout_is_mode": "both"} | named
+
+    def weigh(least: float, given: Batch, **bounds: Any) -> Result:
+        return corrected(given, settings(least, bounds))
+
+    def lose(least: float, given: Batch, **drawn: Any) -> Tensor:
+        bounds = {key: drawn.pop(key) for key in ("threshold", "mask_threshold", "veto_threshold")}
+        return penalized(given, settings(least, bounds), **drawn)
+
     for name, least in (("reasoning", 0.5), ("agentic", 0.0)):
-
-        def settings(least: float = least, **given: Any) -> dict[str, Any]:
-            chosen = {"threshold": (5.0, least)} | given
-            names = {f"rollout_is_{key}": value for key, value in chosen.items()}
-            return {"rollout_is_level": "token", "rollout_is_mode": "both"} | names
-
-        def of_recipe(given: Batch, settings: Any = settings, **drawn: Any) -> Tensor:
-            bounds = {key: drawn.pop(key) for key in ("threshold", "mask_threshold", "veto_threshold")}
-            return penalized(given, settings(**bounds), **drawn)
-
-        yield preset(
-            f"xtuner.{name}",
-            place,
-            lambda given, settings=settings, **drawn: corrected(given, settings(**drawn)),
-            of_preset,
-            declared=DECLARED,
-            within=WITHIN,
-        )
-        yield recipe(
-            f"xtuner.{name}",
-            f"{GRPO}: GRPOLossContext",
-            of_recipe,
-            both(of_preset, with_kl),
-            declared=DECLARED,
-            within=WITHIN,
-        )
+        yield preset(f"xtuner.{name}", place, partial(weigh, least), of_preset, **more)
+        run, drawn = partial(lose, least), both(of_preset, with_kl)
+        yield recipe(f"xtuner.{name}", f"{GRPO}: GRPOLossContext", run, drawn, **more)
 
     def replaced(given: Batch, drawn: dict[str, Any]) -> Result:
         with patch.object(dropin.DROP_IN, "say", lambda *said: None):
@@ -201,12 +173,11 @@ def rows(source: Source) -> Iterator[Row]:
     def original(given: Batch, drawn: dict[str, Any]) -> Result:
         return {**corrected(given, drawn), **metrics(given, drawn)}
 
-    more: dict[str, Any] = {"within": WITHIN}
-    of_spec = partial(rc.spec, "xtuner")
-    yield report("xtuner", place, of_spec, metrics, correction, declared=(*DECLARED, OWN_MASK), **more)
-    yield spec_of("xtuner", place, corrected, correction, declared=DECLARED, **more)
-    yield Row("drop-in", f"xtuner.{METHOD}", place, replaced, original, correction, declared=DECLARED, **more)
-    yield configuration("xtuner", f"{GRPO}: GRPOLossContext", loss, loss_config, declared=DECLARED, **more)
+    known = more | {"declared": (*DECLARED, OWN_MASK)}
+    yield report("xtuner", place, partial(rc.spec, "xtuner"), metrics, correction, **known)
+    yield spec_of("xtuner", place, corrected, correction, **more)
+    yield Row("drop-in", f"xtuner.{METHOD}", place, replaced, original, correction, **more)
+    yield configuration("xtuner", f"{GRPO}: GRPOLossContext", loss, loss_config, **more)
 
 
 def of_staleness(source: Source) -> Row:
