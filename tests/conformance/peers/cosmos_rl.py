@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from conformance.batches import KINDS, Batch
+from conformance.batches import Batch, without
 from conformance.declared import BF16, CLAMP, NO_LOWER_CLAMP, PROPAGATES, Declared
 from conformance.rows import Row, both, configuration, draw, preset, recipe
 from conformance.sources import Source
@@ -22,7 +22,7 @@ DISTRIBUTION, PACKAGE, CHECKOUT = None, "cosmos_rl", "cosmos-rl"
 
 LOSS = "cosmos_rl/policy/trainer/llm_trainer/grpo_trainer.py"
 # Its off-policy mask reads the first token of each row.
-FILLED = tuple(kind for kind in KINDS if kind not in ("empty_rows", "all_masked"))
+FILLED = without("empty_rows", "all_masked")
 
 
 def cut(given: Batch, settings: dict[str, Any]) -> bool:

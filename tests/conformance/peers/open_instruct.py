@@ -41,7 +41,7 @@ def rows(source: Source) -> Iterator[Row]:
     cut = partial(source.cut, UTILS)
     correct, masked, config_class = cut("compute_rho_correction"), cut("mask_logprobs"), cut("GRPOExperimentConfig")
 
-    def loss(given: Batch, hold: Any = None, **config: Any) -> Tensor:
+    def loss(given: Batch, **config: Any) -> Tensor:
         args = config_class(**{"beta": 0.0, "save_freq": 200} | config)
         constant = args.loss_denominator
         found = step(
@@ -77,35 +77,23 @@ def rows(source: Source) -> Iterator[Row]:
     of_loss = draw(clip_higher=(0.2, 0.272), beta=(0.0, 0.05), kl_estimator=(0, 1, 2, 3))
 
     more: dict[str, Any] = {"declared": (NO_NUMBER, BF16, CLAMP)}
-    for name in ("default", *MASKED):
+    both_losses = f"{UTILS}: compute_rho_correction, compute_grpo_loss"
+    for name, fixed in {"default": {}, **MASKED}.items():
         drawn = bounds if name in MASKED else clamps
-        fixed = MASKED.get(name, {})
-        yield preset(
-            f"open_instruct.{name}",
-            f"{UTILS}: compute_rho_correction",
-            partial(by_its_names, weights, fixed),
-            drawn,
-            **more,
-        )
-        theirs = f"{UTILS}: compute_rho_correction, compute_grpo_loss"
-        yield recipe(f"open_instruct.{name}", theirs, partial(by_its_names, loss, fixed), both(drawn, of_loss), **more)
+        weigh, lose = (partial(by_its_names, run, fixed) for run in (weights, loss))
+        yield preset(f"open_instruct.{name}", f"{UTILS}: compute_rho_correction", weigh, drawn, **more)
+        yield recipe(f"open_instruct.{name}", both_losses, lose, both(drawn, of_loss), **more)
+
+    def some(rng: Random) -> dict[str, Any]:
+        return {key: value for key, value in of_loss(rng).items() if key != "beta" or rng.random() < 0.5}
+
     for name, coefficient in (("ppo", 0.0), ("grpo", 0.05)):
-
-        def plain(given: Batch, coefficient: float = coefficient, **drawn: Any) -> Tensor:
-            return loss(given, use_rho_correction=False, **{"beta": coefficient} | drawn)
-
-        def some(rng: Random) -> dict[str, Any]:
-            return {key: value for key, value in of_loss(rng).items() if key != "beta" or rng.random() < 0.5}
-
+        plain = partial(loss, use_rho_correction=False, beta=coefficient)
         yield recipe(f"open_instruct.{name}", f"{UTILS}: compute_grpo_loss", plain, some, **more)
-    yield recipe(
-        "open_instruct.cispo",
-        f"{UTILS}: compute_rho_correction, compute_grpo_loss",
-        partial(by_its_names, loss, {"loss_fn": "cispo"}),
-        both(clamps, of_loss),
-        **more,
-    )
-    yield configuration("open_instruct", f"{UTILS}: GRPOExperimentConfig; {STEP}: step", loss, config_of, **more)
+    cispo = partial(by_its_names, loss, {"loss_fn": "cispo"})
+    yield recipe("open_instruct.cispo", both_losses, cispo, both(clamps, of_loss), **more)
+    place = f"{UTILS}: GRPOExperimentConfig; {STEP}: step"
+    yield configuration("open_instruct", place, loss, config_of, **more)
 
 
 def config_of(rng: Random) -> dict[str, Any]:

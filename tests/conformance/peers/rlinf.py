@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from conformance.batches import KINDS, Batch
+from conformance.batches import Batch, without
 from conformance.declared import CLAMP, PROPAGATES, Declared
 from conformance.rows import Result, Row, both, draw, preset, recipe
 from conformance.sources import Source
@@ -52,16 +54,21 @@ def rows(source: Source) -> Iterator[Row]:
         names = ("new", "old", "rollout", "ref", "advantages")
         return replace(given, **{name: getattr(given, name).float() for name in names})
 
-    def decoupled(given: Batch, threshold: float, **clips: Any) -> Tensor:
+    def decoupled(given: Batch, versions: Tensor | None, threshold: float, **clips: Any) -> Tensor:
         wide = narrow(given)
+        by = (
+            {"versions": versions, "current_version": CURRENT}
+            if versions is not None
+            else {"proximal_logprobs": wide.old}
+        )
         return decoupled_loss(
             wide.new,
             wide.rollout,
             advantages=wide.token_advantages,
-            proximal_logprobs=wide.old,
             loss_mask=wide.mask,
             behave_weight_threshold=threshold,
             loss_agg_func=lambda values, mask, ratio: mean_of("token-mean")(values, mask),
+            **by,
             **clips,
         )[0]
 
@@ -74,15 +81,15 @@ def rows(source: Source) -> Iterator[Row]:
             held.update(weights=-values, mask=mask)
             return values.sum()
 
-        ones = replace(wide, new=wide.old, advantages=wide.advantages * 0.0 + 1.0)
+        ones = replace(wide, advantages=torch.ones_like(wide.advantages)).token_advantages
         decoupled_loss(
-            ones.new,
-            ones.rollout,
+            wide.old,
+            wide.rollout,
             0.2,
             0.2,
-            ones.token_advantages,
-            proximal_logprobs=ones.old,
-            loss_mask=ones.mask,
+            ones,
+            proximal_logprobs=wide.old,
+            loss_mask=wide.mask,
             behave_weight_threshold=threshold,
             loss_agg_func=keep,
         )
@@ -108,34 +115,19 @@ def rows(source: Source) -> Iterator[Row]:
         return value
 
     # RLinf multiplies by its mask; its losses assert float32, and bf16 is cast before.
-    kinds = tuple(kind for kind in KINDS if kind not in ("nan_behind_mask", "bf16"))
+    kinds = without("nan_behind_mask", "bf16")
     more: dict[str, Any] = {"declared": DECLARED, "kinds": kinds, "within": (2e-5, 2e-5)}
     shown = f"{LOSSES}: compute_decoupled_ppo_actor_loss"
     yield preset("rlinf.decoupled", shown, weights, THRESHOLD, **more)
-    yield recipe("rlinf.decoupled", shown, decoupled, both(THRESHOLD, CLIPS), **more)
-
-    def by_versions(given: Batch, versions: Tensor, threshold: float, **clips: Any) -> Tensor:
-        wide = narrow(given)
-        return decoupled_loss(
-            wide.new,
-            wide.rollout,
-            advantages=wide.token_advantages,
-            versions=versions,
-            current_version=CURRENT,
-            loss_mask=wide.mask,
-            behave_weight_threshold=threshold,
-            loss_agg_func=lambda values, mask, ratio: mean_of("token-mean")(values, mask),
-            **clips,
-        )[0]
-
+    yield recipe("rlinf.decoupled", shown, partial(decoupled, versions=None), both(THRESHOLD, CLIPS), **more)
     named = "rlinf.decoupled", "rlinf.decoupled, old_logp by versions"
-    yield interpolated(*named, shown, by_versions, both(THRESHOLD, CLIPS), **more)
+    yield interpolated(*named, shown, decoupled, both(THRESHOLD, CLIPS), **more)
     for name in ("actor", "ppo", "grpo"):
         yield recipe(f"rlinf.{name}", f"{LOSSES}: compute_ppo_actor_loss, kl_penalty", actor, ACTORS, **more)
-    yield recipe(
-        "rlinf.importance_sampling_fix",
-        f"{ACTOR}: importance_sampling_fix, {LOSSES}: compute_ppo_actor_loss, kl_penalty",
-        lambda given, importance_sampling_clip, **drawn: actor(given, cap=importance_sampling_clip, **drawn),
-        both(draw(importance_sampling_clip=(1.0, 2.0)), ACTORS),
-        **more,
-    )
+
+    def fixed(given: Batch, importance_sampling_clip: float, **drawn: Any) -> Tensor:
+        return actor(given, cap=importance_sampling_clip, **drawn)
+
+    place = f"{ACTOR}: importance_sampling_fix, {LOSSES}: compute_ppo_actor_loss, kl_penalty"
+    drawn = both(draw(importance_sampling_clip=(1.0, 2.0)), ACTORS)
+    yield recipe("rlinf.importance_sampling_fix", place, fixed, drawn, **more)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from random import Random
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from conformance.batches import KINDS, Batch
+from conformance.batches import Batch, without
 from conformance.declared import CLAMP, PROPAGATES, Declared, where_ours_trains
 from conformance.rows import Result, Row, both, configuration, draw, preset, recipe
 from conformance.sources import Source
@@ -37,22 +38,11 @@ SPECIFIC = {
     "topr": ("topr_positive_weight", "topr_negative_weight"),
 }
 
-PIPELINE: dict[str, Any] = {
-    "pg_clip": 0.2,
-    "use_pg_clip_range": False,
-    "pg_clip_low": 0.2,
-    "pg_clip_high": 0.2,
-    "dual_clip_loss": False,
-    "importance_sampling": "token",
-    "loss_agg_mode": "seq-mean-token-mean",
-    "use_kl_loss": False,
-    "kl_loss_coef": 0.0,
-    "rl_loss_coef": 1.0,
-    "entropy_loss_coef": 0.0,
-    "difficulty_loss_weight": False,
-    "length_loss_weight": False,
-    "enable_old_logprobs_recompute": True,
-}
+PIPELINE: dict[str, Any] = {"pg_clip": 0.2, "use_pg_clip_range": False, "pg_clip_low": 0.2, "pg_clip_high": 0.2}
+PIPELINE |= {"dual_clip_loss": False, "importance_sampling": "token", "loss_agg_mode": "seq-mean-token-mean"}
+PIPELINE |= {"use_kl_loss": False, "kl_loss_coef": 0.0, "rl_loss_coef": 1.0, "entropy_loss_coef": 0.0}
+PIPELINE |= {"difficulty_loss_weight": False, "length_loss_weight": False, "enable_old_logprobs_recompute": True}
+LOGGED = ("_pg_variant_logged", "_cispo_config_logged", "_kimi15_config_logged", "_topr_sample_logged")
 
 
 def correction_config(weight: dict[str, Any] | None = None, *filters: dict[str, Any]) -> SimpleNamespace:
@@ -79,8 +69,12 @@ def rows(source: Source) -> Iterator[Row]:
         weights, keep, _ = compute(config, given.mask, given.old, given.rollout)
         return weights, given.mask.long() * keep.long()
 
-    def corrected(given: Batch, upper_bound: float | None, **bounds: Any) -> Result:
-        weights, mask = correct(given, correction_config({"upper_bound": upper_bound}, bounds))
+    def by(level: str, upper_bound: float | None, bounds: dict[str, Any]) -> SimpleNamespace:
+        weight = {"upper_bound": upper_bound, "weight_type": level}
+        return correction_config(weight, {"agg_type": level, **bounds})
+
+    def corrected(level: str, given: Batch, upper_bound: float | None, **bounds: Any) -> Result:
+        weights, mask = correct(given, by(level, upper_bound, bounds))
         return {"weights": weights, "mask": mask}
 
     def loss(given: Batch, config: SimpleNamespace, actor: dict[str, Any] | None = None, **settings: Any) -> Tensor:
@@ -97,10 +91,7 @@ def rows(source: Source) -> Iterator[Row]:
             get_old_log_probs_with_cache=lambda data, log_probs: data.batch["old_log_probs"],
             _get_pg_metrics=lambda data, **more: {},
             _pg_config_cache={},
-            _pg_variant_logged=True,
-            _cispo_config_logged=True,
-            _kimi15_config_logged=True,
-            _topr_sample_logged=True,
+            **dict.fromkeys(LOGGED, True),
         )
         worker.compute_sample_weights = lambda data, mask: weigh(worker, data, mask)
         for name, function in variants.items():
@@ -126,44 +117,37 @@ def rows(source: Source) -> Iterator[Row]:
         return chosen(worker, data, given.new)[0]
 
     # ROLL multiplies by its mask, adds 1e-8 to what it divides by, and raises on bf16.
-    kinds = tuple(kind for kind in KINDS if kind not in ("nan_behind_mask", "bf16"))
+    kinds = without("nan_behind_mask", "bf16")
     more: dict[str, Any] = {"declared": DECLARED, "kinds": kinds, "within": (3e-8, 2e-5)}
 
-    def of_segments(given: Batch, upper_bound: float | None, **bounds: Any) -> Result:
-        weight, rule = {"upper_bound": upper_bound, "weight_type": "segment"}, {"agg_type": "segment", **bounds}
-        weights, mask = correct(given, correction_config(weight, rule))
-        return {"weights": weights, "mask": mask}
+    def clipped(given: Batch, config: Any = None, **flags: Any) -> Tensor:
+        return loss(given, config or correction_config(), use_pg_clip_range=flags["pg_clip_low"] is not None, **flags)
 
-    yield preset("roll.segment", f"{CORRECTION}: compute_train_infer_correction", of_segments, bounds, **more)
-    yield preset("roll.default", f"{CORRECTION}: compute_train_infer_correction", corrected, bounds, **more)
-
-    def clipped(given: Batch, config: SimpleNamespace, **flags: Any) -> Tensor:
-        return loss(given, config, use_pg_clip_range=flags["pg_clip_low"] is not None, **flags)
-
-    def default(given: Batch, upper_bound: float | None, ratio_low: float, ratio_high: float, **flags: Any) -> Tensor:
-        config = correction_config({"upper_bound": upper_bound}, {"ratio_low": ratio_low, "ratio_high": ratio_high})
-        return clipped(given, config, **flags)
-
-    def segment(given: Batch, upper_bound: float | None, ratio_low: float, ratio_high: float, **flags: Any) -> Tensor:
-        weight = {"upper_bound": upper_bound, "weight_type": "segment"}
-        rule = {"ratio_low": ratio_low, "ratio_high": ratio_high, "agg_type": "segment"}
-        return clipped(given, correction_config(weight, rule), ratio_type="segment", **flags)
-
-    def grpo(given: Batch, kl_loss_coef: float = 0.01, **flags: Any) -> Tensor:
-        return clipped(given, correction_config(), use_kl_loss=True, kl_loss_coef=kl_loss_coef, **flags)
+    def default(
+        level: str, given: Batch, upper_bound: float | None, ratio_low: float, ratio_high: float, **flags: Any
+    ) -> Tensor:
+        config = by(level, upper_bound, {"ratio_low": ratio_low, "ratio_high": ratio_high})
+        return clipped(given, config, **flags, **({"ratio_type": level} if level == "segment" else {}))
 
     shown = f"{WORKER}: ActorWorker.loss_func"
-    yield recipe("roll.default", shown, default, default_settings, **more)
-    yield recipe("roll.segment", f"{AGENTIC}: ActorWorker.loss_func", segment, default_settings, **more)
-    yield recipe("roll.ppo", shown, lambda given, **flags: clipped(given, correction_config(), **flags), clips, **more)
+    for name, level, at in (("default", "token", shown), ("segment", "segment", f"{AGENTIC}: ActorWorker.loss_func")):
+        place = f"{CORRECTION}: compute_train_infer_correction"
+        yield preset(f"roll.{name}", place, partial(corrected, level), bounds, **more)
+        yield recipe(f"roll.{name}", at, partial(default, level), default_settings, **more)
+
+    def grpo(given: Batch, kl_loss_coef: float = 0.01, **flags: Any) -> Tensor:
+        return clipped(given, use_kl_loss=True, kl_loss_coef=kl_loss_coef, **flags)
+
+    yield recipe("roll.ppo", shown, clipped, clips, **more)
     yield recipe("roll.grpo", f"{shown}, use_kl_loss", grpo, with_kl, **more)
+
+    def variant(name: str, given: Batch, **drawn: Any) -> Tensor:
+        return loss(given, correction_config(), {"pg_variant": name, **drawn})
+
     for name in ("vanilla", "tis", "topr", "cispo", "kimi15"):
-
-        def run(given: Batch, name: str = name, **drawn: Any) -> Tensor:
-            return loss(given, correction_config(), {"pg_variant": name, **drawn})
-
         drawn = draw(**dict.fromkeys(SPECIFIC.get(name, ()), (0.1, 0.3)))
-        yield recipe(f"roll.{name}", f"{PG_WORKER}: ActorPGWorker.loss_func, {name}", run, drawn, **more)
+        at = f"{PG_WORKER}: ActorPGWorker.loss_func, {name}"
+        yield recipe(f"roll.{name}", at, partial(variant, name), drawn, **more)
 
     def configured(given: Batch, is_weight: Any, filters: Any, actor_train: Any, **flags: Any) -> Tensor:
         config = correction_config(is_weight, *filters)

@@ -43,10 +43,8 @@ DECLARED = (
     Declared("a large KL", "its product with the ratio exceeds 10", large_kl),
 )
 # Of the versions before 2026.10.
-OLD = (
-    Declared("luspo over padding", "averages tokens over padding", trl.tokenwise),
-    Declared("a batch without a token", "0 / 0 is NaN", lambda given, settings: not bool(given.mask.any())),
-)
+NO_TOKEN = Declared("a batch without a token", "0 / 0 is NaN", lambda given, settings: not bool(given.mask.any()))
+OLD = {"luspo": (trl.PADDED_LUSPO,), **dict.fromkeys(("dapo", "cispo", "vespo"), (NO_TOKEN,))}
 
 
 def keep(
@@ -134,17 +132,11 @@ def rows(source: Source) -> Iterator[Row]:
         return loss(given, **config)
 
     for loss_type in trl.LOSSES if vespo else trl.LOSSES[:-1]:
-        own = dict(more)
-        if loss_type == "vespo":
-            own["declared"] = (*DECLARED, trl.MASKED_VESPO)
+        known = (trl.MASKED_VESPO,) if loss_type == "vespo" else ()
+        own = more | {"declared": (*DECLARED, *known, *(() if new else OLD.get(loss_type, ())))}
         if loss_type == "sapo":
             # torch.where makes the two temperatures float32.
             own["within"] = (1e-7, 2e-5)
-        if not new:
-            own["declared"] = (
-                *own["declared"],
-                *(OLD[:1] if loss_type == "luspo" else OLD[1:] if loss_type in ("dapo", "cispo", "vespo") else ()),
-            )
         name = f"{FILE}: grpo_compute_loss, {loss_type}"
         draw = partial(of_recipe, loss_type)
         yield recipe(f"unsloth.{loss_type}", name, partial(loss, loss_type=loss_type), draw, **own)
