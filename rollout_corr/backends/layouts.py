@@ -176,7 +176,7 @@ class ListLayout(Layout):
             if (item.dtype, item.device) != (x[0].dtype, x[0].device):
                 wanted = f"{dtype_of(x[0])} on {x[0].device} (of {name}[0])"
                 raise ValueError(f"{name}[{i}]: expected {wanted}, got {dtype_of(item)} on {item.device}")
-        return _joined(list(x)) if x else torch.zeros(0, device="cpu")
+        return _joined(list(x)) if x else torch.zeros(0, dtype=torch.float32, device="cpu")
 
     def give_back(self, x: Tensor) -> LogProbs:
         return self._kind(x.split(self._lengths))

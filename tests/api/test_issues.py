@@ -9,20 +9,10 @@ size (Liger#1294, fla#1077, fla#1082) are in tests/lab/ptx/far.py; here the coun
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 
 import rollout_corr as rc
-
-NAN, INF = math.nan, math.inf
-
-
-def rows(train, rollout, mask=None, spec=rc.Spec(), **others):  # noqa: B008  (frozen)
-    """`correct` on a padded batch given as lists."""
-    mask = None if mask is None else torch.tensor(mask)
-    return rc.correct(torch.tensor(train), torch.tensor(rollout), mask=mask, spec=spec, **others)
 
 
 def test_nemo_3753_a_column_does_not_broadcast():
@@ -41,10 +31,11 @@ def test_nemo_3753_a_column_does_not_broadcast():
 
 def test_fla_1082_counters_pass_2_to_the_31():
     """Merged 40 times with itself: a counter of int32 would have gone round, one of fp32 stood still."""
-    total = rows([[-1.25, -1.0, -1.0]], [[-1.0, -1.0, -1.0]], spec=rc.Spec(detail="full")).statistics
+    spec, rollout = rc.Spec(detail="full"), torch.full((1, 3), -1.0)
+    total = rc.correct(torch.tensor([[-1.25, -1.0, -1.0]]), rollout, spec=spec).statistics
     for _ in range(40):
         total = total.merge(total)
-    one = rows([[-1.0]], [[-1.0]], spec=rc.Spec(detail="full")).statistics
+    one = rc.correct(rollout[:, :1], rollout[:, :1], spec=spec).statistics
     assert total.merge(one).metrics()["tokens"] == 3 * 2**40 + 1
     assert total.metrics()["logratio_mean"] == pytest.approx(-0.25 / 3)
 
@@ -59,24 +50,3 @@ def test_verl_4105_weights_carry_no_gradient():
         assert not tensor.requires_grad
         assert tensor.grad_fn is None
     assert train.grad is rollout.grad is None
-
-
-def test_a_lone_sample_has_an_advantage_of_its_own_size_or_none():
-    """Its standard deviation of 0 made a reward of 1 an advantage of a million."""
-    rewards, keep, index = torch.tensor([1.0, 5.0]), torch.tensor([True, False]), torch.tensor([0, 0])
-    for alone, wanted in (({}, 0.0), ({"alone": "reward"}, 1.0)):
-        groups = rc.filter_groups(rewards, keep, index, **alone)
-        assert (groups.centered / (groups.std + 1e-6))[0].item() == pytest.approx(wanted, abs=1e-5)
-
-
-def test_verl_6310_keep_of_a_batch_feeds_the_groups():
-    """Empty responses keep True and count in nothing; the `keep` of `correct` is what `filter_groups` takes."""
-    spec = rc.Spec(criteria=(rc.Criterion("abs", over="sequence", reduce="max", upper=1.0),))
-    out = rows([[-1.0], [-9.0], [NAN]], [[-1.0]] * 3, [[1], [1], [0]], spec)
-    assert out.keep.tolist() == [True, False, True]
-    groups = rc.filter_groups(torch.tensor([1.0, 100.0, 3.0]), out.keep, torch.tensor([0, 0, 0], dtype=torch.int32))
-    assert groups.centered.tolist() == [-1.0, 0.0, 1.0]
-    nothing = rc.filter_groups(torch.zeros(0), torch.zeros(0, dtype=torch.bool), torch.zeros(0, dtype=torch.int64))
-    assert [x.shape[0] for x in nothing] == [0] * 4
-    nobody = rc.filter_groups(torch.tensor([NAN, 5.0]), torch.tensor([False, False]), torch.tensor([1, 1]))
-    assert [x.tolist() for x in nobody] == [[0.0, 0.0]] * 4

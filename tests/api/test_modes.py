@@ -1,12 +1,10 @@
-"""Every call in every mode of torch, over the layouts; derivatives and subclasses that are refused in words."""
+"""Calls in every mode of torch; derivatives and subclasses that are refused in words; the mask that is handed back."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
-import json
-import tempfile
+import random
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -20,8 +18,8 @@ from torch.autograd import forward_ad
 from torch.testing._internal.two_tensor import TwoTensor
 
 import rollout_corr as rc
-from builders.batches import LAYOUTS, Laid, lay_out, random_sequences, rounded
-from builders.same_bits import in_hex
+from frozen.calls import answer, correct_call, loss_call
+from frozen.generator import random_loss, random_spec
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
@@ -57,112 +55,46 @@ MODES: dict[str, Callable[[], AbstractContextManager[object]]] = {
     "deterministic": lambda: _set(torch.use_deterministic_algorithms, True, False),
     "anomaly": lambda: torch.autograd.detect_anomaly(check_nan=False),
 }
-# Of an inference tensor, and without a graph, there is no derivative to compare.
+# Without a graph there is no derivative to compare.
 WITHOUT_GRADIENT = ("inference", "no_grad")
 
 
-def _metrics(found: dict[str, float]) -> dict[str, str]:
-    return {name: float(value).hex() for name, value in found.items()}
+def calls(mode: str) -> Iterator[tuple[Callable[[], object], str]]:
+    """Random corrections and steps in every layout and dtype, whose tensors are made before the mode."""
+    for seed in range(40):
+        rng = random.Random(f"mode {seed}")
+        spec, loss = random_spec(rng), replace(random_loss(rng), entropy_bonus=None)
+        if seed % 2 or mode in WITHOUT_GRADIENT:
+            call = correct_call(rng, spec)
+            call.into = False
+        else:
+            call = loss_call(rng, loss, replace(spec, criteria=()))
+        yield lambda call=call: answer(call, "torch"), f"{seed} {call.drawn.laid.layout} {call.spec!r} {call.loss!r}"
 
 
-def call_correct(laid: Laid, spec: rc.Spec, gradient: bool) -> object:
-    """Weights, mask and decisions."""
-    out = laid.correct(spec)
-    devices = {x.device.type for x in (out.keep, out.statistics.sums)}
-    weights = None if out.weights is None else in_hex(laid.read(out.weights))
-    return weights, laid.read(out.mask), out.keep.tolist(), devices
+def dumped(folder: Path, batch: rc.Batch, train: torch.Tensor, rollout: torch.Tensor) -> object:
+    """The lines and the tensors of a dump, and the groups of its rewards."""
+    for path in (folder / "x.jsonl", folder / "shards"):
+        rc.dump(path, train, rollout, batch, sequences=2, seed=1, step=2).result(60)
+    shards = [torch.load(path, weights_only=True, map_location="cpu") for path in folder.glob("shards/*.pt")]
+    read = [{name: (x.dtype, x.tolist()) for name, x in shard.items()} for shard in shards]
+    return (folder / "x.jsonl").read_text(), repr(read)
 
 
-def call_metrics(laid: Laid, spec: rc.Spec, gradient: bool) -> object:
-    """Metrics, and those of two statistics merged."""
-    found = laid.correct(spec).statistics
-    return _metrics(found.metrics()), _metrics(rc.Statistics.sum([found, found]).metrics())
-
-
-def call_policy_loss(laid: Laid, spec: rc.Spec, gradient: bool) -> object:
-    """Value, gradient and metrics of a loss with its correction inside."""
-    new = laid.train
-    if gradient:
-        with torch.enable_grad():
-            new = [x.clone().requires_grad_() for x in new] if isinstance(new, list) else new.clone().requires_grad_()
-    versions = rc.Versions(laid.versions, laid.current_version) if spec.reads_versions else None
-    out = rc.policy_loss(
-        new,
-        laid.advantages,
-        rc.Batch(mask=laid.mask, cu_seqlens=laid.cu_seqlens, external=laid.external, versions=versions),
-        rc.Loss(rc.PPO()),
-        old_logp=laid.train,
-        rollout_logp=laid.rollout,
-        spec=spec,
-    )
-    slopes = None
-    if gradient:
-        found = torch.autograd.grad(out.value, new)
-        slopes = in_hex(laid.read(list(found) if isinstance(new, list) else found[0]))
-    return float(out.value.detach()).hex(), slopes, _metrics(out.metrics())
-
-
-def call_filter_groups(laid: Laid, spec: rc.Spec, gradient: bool) -> object:
-    """Rewards centered by group."""
-    keep = laid.correct(spec).keep
-    count = keep.shape[0]
-    rewards = torch.linspace(-1.0, 2.0, count, dtype=torch.float32, device="cpu")
-    found = rc.filter_groups(rewards, keep, torch.arange(count, device="cpu") // 2)
-    return [None if x is None else x.tolist() for x in found]
-
-
-def call_dump(laid: Laid, spec: rc.Spec, gradient: bool) -> object:
-    """The lines and the tensors of a dump."""
-    with tempfile.TemporaryDirectory() as folder:
-        for path in (Path(folder, "x.jsonl"), Path(folder, "shards")):
-            done = rc.dump(
-                path, laid.train, laid.rollout, mask=laid.mask, cu_seqlens=laid.cu_seqlens, sequences=3, seed=1, step=2
-            )
-            done.result(60)
-        lines = [json.loads(line) for line in Path(folder, "x.jsonl").read_text().splitlines()]
-        shards = [torch.load(path, weights_only=True, map_location="cpu") for path in Path(folder).glob("shards/*.pt")]
-        return repr(lines), [{name: (str(x.dtype), repr(x.tolist())) for name, x in shard.items()} for shard in shards]
-
-
-CALLS: dict[str, Callable[[Laid, rc.Spec, bool], object]] = {
-    "correct": call_correct,
-    "metrics": call_metrics,
-    "policy_loss": call_policy_loss,
-    "filter_groups": call_filter_groups,
-    "dump": call_dump,
-}
-
-
-def difference(call: str, modes: list[str], laid: Laid, spec: rc.Spec) -> str:
-    """Compare a call in some modes with the call in none; empty where both answer alike."""
-    gradient = not set(modes) & set(WITHOUT_GRADIENT)
-    wanted = CALLS[call](laid, spec, gradient)
-    with contextlib.ExitStack() as stack:
-        for mode in modes:
-            stack.enter_context(MODES[mode]())
-        found = CALLS[call](laid, spec, gradient)
-    return "" if found == wanted else f"{call} in {modes}: {found!r:.300} for {wanted!r:.300}"
-
-
-SPEC = rc.Spec(
-    rc.Weight.product(lower=0.789, upper=1.234, normalize="batch"),
-    (
-        rc.Criterion("external", upper=1.1, name="entropy"),
-        rc.Criterion("k3", over="sequence", reduce="mean", upper=0.4),
-    ),
-    "both",
-    detail="full",
-)
-
-
-@pytest.mark.parametrize(("mode", "call"), list(itertools.product(MODES, CALLS)))
-def test_a_mode_changes_no_answer(mode: str, call: str) -> None:
-    """In two layouts; the calls of a mode have all of them, each in one of the dtypes."""
-    sequences = random_sequences(5, (5, 1, 7, 0, 4, 6))
-    first = (list(MODES).index(mode) + list(CALLS).index(call)) % 5
-    for layout, dtype in list(zip(LAYOUTS, itertools.cycle((torch.float32, torch.bfloat16, torch.float16))))[first::5]:
-        laid = lay_out(rounded(sequences, dtype), layout, dtype, torch.int64)
-        assert not difference(call, [mode], laid, SPEC), layout
+@pytest.mark.parametrize("mode", MODES)
+def test_a_mode_changes_no_answer(mode: str, tmp_path: Path) -> None:
+    """To the bit: results, gradients and metrics of random calls, groups, and what a dump writes."""
+    for call, case in calls(mode):
+        wanted = call()
+        with MODES[mode]():
+            found = call()
+        assert found == wanted, case
+    (train, rollout, _), index = batch(), torch.tensor([0, 0, 1])
+    keep, of_batch = torch.tensor([True, False, True]), rc.Batch(mask=torch.ones(3, 5, dtype=torch.bool))
+    wanted = dumped(tmp_path / "plain", of_batch, train, rollout), rc.filter_groups(train[:, 0], keep, index)
+    with MODES[mode]():
+        found = dumped(tmp_path / "mode", of_batch, train, rollout), rc.filter_groups(train[:, 0], keep, index)
+    assert found[0] == wanted[0] and all(map(torch.equal, found[1], wanted[1]))
 
 
 @functools.cache

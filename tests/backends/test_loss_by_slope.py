@@ -131,6 +131,23 @@ def test_what_is_not_for_it():
     assert by_slope(alone, Objective(ppo)) is None is by_slope(nothing, Objective(ppo))
 
 
+@pytest.mark.parametrize("way", ["blocks", "small blocks", "whole"])
+@pytest.mark.parametrize("mean", [None, rc.Mean("token", over="kept")])
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_a_token_whose_reference_is_broken_does_not_train(bad, mean, way):
+    """As where the training mask leaves it out; a KL with a mean of its own is no part of the slope."""
+    old, ref, trains = torch.linspace(-1.0, -0.1, 24).view(2, 12), torch.full((2, 12), -0.5), torch.ones(2, 12)
+    ref[0, 3], trains[0, 3] = bad, 0.0
+    loss, found = rc.Loss(rc.PPO(), kl=rc.KL("k3", 0.5, mean=mean)), []
+    for given in ({"ref_logp": ref}, {"ref_logp": torch.full((2, 12), -0.5), "correction": rc.Factors(mask=trains)}):
+        new = (old + 0.1 * old.cos()).requires_grad_()
+        with run_as(way):
+            out = rc.policy_loss(new, torch.ones(2), loss=loss, old_logp=old, **given)
+        assert out.metrics()["tokens_trained"] == 23
+        found.append([out.value.item(), *torch.autograd.grad(out.value, new)[0].flatten().tolist()])
+    assert found[0] == near(found[1], torch.float32) and found[0][4] == 0.0
+
+
 def test_weights_whose_sum_overflows_train():
     """The sum of a block's finite numbers is no sign of one that is not."""
     new, old, found = torch.linspace(-2.0, -0.1, 40).view(2, 20).requires_grad_(), torch.full((2, 20), -1.0), []
