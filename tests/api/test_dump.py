@@ -193,60 +193,6 @@ def test_values_that_numbers_can_have(tmp_path):
     assert shard["huge"].tolist() == given["huge"].tolist()
 
 
-def of(**given):
-    return rc.Batch(cu_seqlens=torch.tensor([0, 12]), **given)
-
-
-V, T = ValueError, TypeError
-WRONG = [
-    (
-        {"path": "x.parquet"},
-        V,
-        "path: expected a file name that ends in .jsonl, or a folder, which gets .pt files; got",
-    ),
-    ({"sequences": 0}, V, "sequences: expected a whole number >= 1 or None, got 0"),
-    ({"step": -5}, V, "step: expected a whole number from 0 to 2**53 or None, got -5"),
-    ({"step": 2**53 + 1}, V, "step: expected a whole number from 0 to 2**53 or None, got 9007199254740993"),
-    ({"step": torch.ones((), device="meta")}, V, "step: expected a whole number from 0 to 2**53 or None"),
-    ({"path": None}, T, "path: expected a file name that ends in .jsonl, or a folder, got NoneType"),
-    ({"seed": "x"}, V, "seed: expected a whole number or None, got 'x'"),
-    ({"flags": torch.ones(12, dtype=torch.bool)}, V, "flags: expected a dtype among"),
-    ({"rollout_logp": None}, V, "rollout_logp: expected the log-probs of the engine"),
-    ({"batch": rc.Batch(cu_seqlens=torch.tensor([0, 9]), turns=torch.zeros(3))}, V, "turns: expected shape"),
-    ({"batch": rc.Batch(mask=torch.zeros(12))}, V, "cu_seqlens: expected the offsets of the packed"),
-    ({"mask": torch.ones(12), "batch": rc.Batch()}, V, "mask: expected None with a Batch"),
-    ({"lengths": torch.zeros(12)}, V, "lengths: this name is taken"),
-    ({"turns": torch.zeros(12)}, V, "turns: expected it in the Batch, rc.Batch(turns=...), got a column"),
-    ({"label_names": ["a"]}, V, "label_names: expected it in the Batch, rc.Batch(labels=...), got a"),
-    ({"versions": torch.zeros(12)}, V, "versions: expected it in the Batch, rc.Batch(versions=...), got"),
-    ({"token_ids": [1, 2]}, T, "token_ids: expected a tensor, got list"),
-    (
-        {"batch": of(labels={"mask": rc.Labels(torch.zeros(1), 2)})},
-        V,
-        "labels['mask']: expected another name, because a",
-    ),
-    (
-        {"batch": of(external={"versions": torch.zeros(12)})},
-        V,
-        "external['versions']: expected another name",
-    ),
-]
-
-
-@pytest.mark.parametrize(("change", "error", "message"), WRONG)
-def test_wrong_arguments_of_dump(change, error, message, tmp_path):
-    columns = packed()
-    arguments = {"path": tmp_path / "x.jsonl"} | {
-        name: columns[name] for name in ("train_logp", "rollout_logp", "mask", "cu_seqlens")
-    }
-    if "batch" in change:
-        arguments = {name: x for name, x in arguments.items() if name not in ("mask", "cu_seqlens")}
-    with pytest.raises(error) as caught:
-        rc.dump(**arguments | change)
-    assert message in str(caught.value)
-    assert list(tmp_path.iterdir()) == []
-
-
 @pytest.mark.parametrize("layout", ["packed", "padded"])
 def test_a_dump_from_a_device_waits_for_nothing(layout, device, tmp_path):
     """The copies are started in the order of the stream; on a GPU with offsets on it, all sequences are copied."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import pickle
 import re
@@ -27,7 +28,7 @@ MASK = torch.arange(N) % 4 != 3
 BATCH = rc.Batch(mask=MASK, cu_seqlens=OFFSETS)
 X = -torch.rand(2, 3)
 LOSS = rc.policy_loss(X, torch.ones(2), old_logp=X)
-ROUTES = torch.zeros(4, 2, 3, dtype=torch.int32)
+ROUTES, ROUTED = torch.zeros(4, 2, 3, dtype=torch.int32), torch.zeros(4, 2, 3)
 IDS = torch.zeros(2, 3, dtype=torch.int64)
 
 
@@ -78,6 +79,14 @@ def aged(ids, current=1):
 
 def massed(log_mass, of="rollout", call=rc.correct):
     return call(X, X, rc.Batch(kept_mass=rc.KeptMass(log_mass, of)))
+
+
+def dump(path="x.jsonl", batch=BATCH, rollout=LOGP, **more):
+    return rc.dump(path, LOGP, rollout, batch, **more)
+
+
+def routed(other=ROUTES, **weights):
+    return rc.route_agreement(ROUTES, other, **weights)
 
 
 def into(weights=None, mask=None, spec=SPEC, train=X, **given):
@@ -191,7 +200,6 @@ RECORDS = [
     (lambda: loss(BATCH, reduction="token_mean"), T, "did you mean loss=rc.Loss(mean=rc.Mean(...))?"),
     (lambda: loss(rc.Batch(cu_seqlens=OFFSETS, total=3), rc.Loss(mean=rc.Mean("sum"))), V, "total: expected None with"),
     (lambda: loss(rc.Batch(cu_seqlens=OFFSETS, total=-1)), V, "total: expected a finite number >= 0"),
-    (lambda: rc.dump("x.jsonl", LOGP, LOGP, BATCH, versions=ONES), V, "versions: expected it in the Batch, rc.Batch(v"),
     (lambda: rc.Batch(MASK), T, "Batch: expected keywords, such as mask=..., got Tensor by position"),
     (lambda: rc.Batch(attention_mask=MASK), T, "did you mean mask=?"),
     (lambda: rc.Batch(current_version=3), T, "did you mean versions=rc.Versions(ids, current)?"),
@@ -290,6 +298,21 @@ TOGETHER = [
     (lambda: rc.route_agreement(ROUTES[0], ROUTES[0]), V, "train_routes: expected [tokens, layers, experts]"),
     (lambda: rc.route_agreement(ROUTES, ROUTES, torch.ones(3)), V, "mask: expected shape [4]"),
     (lambda: rc.route_agreement(ROUTES, []), T, "rollout_routes: expected a tensor, got list"),
+    (lambda: routed() + routed(train_weights=ROUTED, rollout_weights=ROUTED), V, "in both agreements or in neither"),
+    (lambda: routed(rollout_weights=ROUTED), V, "train_weights: expected the weights of both engines"),
+    (lambda: routed(train_weights=ROUTED, rollout_weights=[1.0]), T, "rollout_weights: expected a tensor, got list"),
+    (lambda: routed(train_weights=ROUTED.to("meta"), rollout_weights=ROUTED), V, "train_weights: expected device cpu"),
+    (
+        lambda: routed(train_weights=ROUTED, rollout_weights=ROUTES),
+        V,
+        "rollout_weights: expected floating weights of sh",
+    ),
+    (
+        lambda: rc.selection(z(3), z(3)) + rc.selection(z(3), z(3), rewards=z(3)),
+        V,
+        "other: expected the quantities ['le",
+    ),
+    (lambda: rc.selection(z(3), z(3)) + 3, T, "unsupported operand"),
     (lambda: rc.selection([True], ROUTES), T, "kept: expected a tensor, got list"),
     (lambda: rc.selection(z(2, 3), z(2)), V, "kept: expected shape [S], got [2, 3]"),
     (lambda: rc.selection(z(3), z(2)), V, "lengths: expected shape [3] (of kept), got [2]"),
@@ -311,6 +334,70 @@ TOGETHER = [
     (lambda: grouped(group=(0, -1)), V, "group_index: expected numbers from 0 to 1"),
     (lambda: grouped(alone="keep"), V, "alone: expected 'reward' or 'zero', got 'keep'"),
 ]
+RECORDS_OF_TENSORS = [
+    (
+        lambda: rc.Batch(mask=[[1, 1, 1], [1, 0, 0]]),
+        T,
+        "mask: expected a tensor or a list of tensors, got list of list; ",
+    ),
+    (
+        lambda: rc.Batch(mask=[MASK, None]),
+        T,
+        "mask: expected a tensor or a list of tensors, got list of NoneType; write",
+    ),
+    (
+        lambda: rc.Batch(cu_seqlens=[0, 5, 12]),
+        T,
+        "cu_seqlens: expected a tensor, got list of int; write torch.tensor(..",
+    ),
+    (lambda: rc.Batch(cu_seqlens=[OFFSETS]), T, "cu_seqlens: expected a tensor, got list"),
+    (
+        lambda: rc.Batch(turns=(0, 2)),
+        T,
+        "turns: expected a tensor or a list of tensors, got tuple of int; write torch.t",
+    ),
+    (lambda: rc.Batch(scale=MASK.numpy()), T, "scale: expected a tensor or a list of tensors, got ndarray"),
+    (
+        lambda: rc.Batch(sequence_ids=[0, 1]),
+        T,
+        "sequence_ids: expected a tensor, got list of int; write torch.tensor(..",
+    ),
+    (lambda: rc.Batch(external=MASK), T, "external: expected a mapping of names to tensors, got Tensor"),
+    (
+        lambda: rc.Batch(external={"a": [1.0]}),
+        T,
+        "external['a']: expected a tensor or a list of tensors, got list of f",
+    ),
+    (
+        lambda: rc.Batch(ranks=None),
+        T,
+        "ranks: expected rc.Ranks(batch=...) or rc.Ranks(sequence=...), got NoneType None",
+    ),
+    (lambda: rc.Batch(total="8"), T, "total: expected a number, got the string '8'"),
+]
+DUMPS = [
+    (lambda: dump("x.parquet"), V, "path: expected a file name that ends in .jsonl, or a folder, which gets .pt files"),
+    (lambda: dump(None), T, "path: expected a file name that ends in .jsonl, or a folder, got NoneType"),
+    (lambda: dump(sequences=0), V, "sequences: expected a whole number >= 1 or None, got 0"),
+    (lambda: dump(step=-5), V, "step: expected a whole number from 0 to 2**53 or None, got -5"),
+    (lambda: dump(step=2**53 + 1), V, "step: expected a whole number from 0 to 2**53 or None, got 9007199254740993"),
+    (lambda: dump(step=torch.ones((), device="meta")), V, "step: expected a whole number from 0 to 2**53 or None"),
+    (lambda: dump(seed="x"), V, "seed: expected a whole number or None, got 'x'"),
+    (lambda: dump(flags=MASK), V, "flags: expected a dtype among"),
+    (lambda: dump(rollout=None), V, "rollout_logp: expected the log-probs of the engine"),
+    (lambda: dump(batch=rc.Batch(cu_seqlens=OFFSETS, turns=torch.zeros(4))), V, "turns: expected shape"),
+    (lambda: dump(batch=rc.Batch(mask=MASK)), V, "cu_seqlens: expected the offsets of the packed"),
+    (lambda: dump(mask=MASK), V, "mask: expected None with a Batch"),
+    (lambda: dump(lengths=ONES), V, "lengths: this name is taken"),
+    (lambda: dump(turns=ONES), V, "turns: expected it in the Batch, rc.Batch(turns=...), got a column"),
+    (lambda: dump(versions=ONES), V, "versions: expected it in the Batch, rc.Batch(versions=...), got a column"),
+    (lambda: dump(label_names=["a"]), V, "label_names: expected it in the Batch, rc.Batch(labels=...), got a column"),
+    (lambda: dump(token_ids=[1, 2]), T, "token_ids: expected a tensor, got list"),
+    (lambda: dump(batch=rc.Batch(cu_seqlens=OFFSETS, labels={"mask": rc.Labels(z(3).long(), 2)})), V,
+     "labels['mask']: expected another name, because a"),
+    (lambda: dump(batch=rc.Batch(cu_seqlens=OFFSETS, external={"versions": ONES})), V,
+     "external['versions']: expected another name"),
+]  # fmt: skip
 OWN = "expected memory of its own, got memory of"
 OUTPUTS = [
     (lambda: rc.correct(X, X, out=(X,)), T, "out: expected rollout_corr.Outputs or None, got tuple"),
@@ -328,15 +415,20 @@ OUTPUTS = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("call", "kind", "message"), [*SHAPES, *DTYPES_AND_DEVICES, *TYPES, *VALUES, *RECORDS, *HINTS, *TOGETHER, *OUTPUTS]
-)
-def test_a_mistake_names_the_argument_the_expectation_and_what_came(call, kind, message, monkeypatch):
+TABLES = (
+    SHAPES, DTYPES_AND_DEVICES, TYPES, VALUES, RECORDS, HINTS, TOGETHER, RECORDS_OF_TENSORS, DUMPS, OUTPUTS,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("call", "kind", "message"), [*itertools.chain(*TABLES)])
+def test_a_mistake_names_the_argument_the_expectation_and_what_came(call, kind, message, monkeypatch, tmp_path):
+    """In one line, and before anything is written."""
+    monkeypatch.chdir(tmp_path)
     # What a user sees: the tests run where Triton interprets, and there the kernels take CPU tensors.
     monkeypatch.setattr(operators, "interprets", lambda: False)
     with pytest.raises(kind, match=re.escape(message)) as raised:
         call()
-    assert "\n" not in str(raised.value)
+    assert "\n" not in str(raised.value) and list(tmp_path.iterdir()) == []
 
 
 def test_a_loss_stays_an_ordinary_object():

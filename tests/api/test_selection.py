@@ -64,10 +64,6 @@ def test_batches_and_ranks_add_up():
     parts = [rc.selection(keep[i], lengths[i], rewards=rewards[i]) for i in torch.arange(400).split(150)]
     torch.testing.assert_close(sum(parts[1:], parts[0]).sums, whole.sums)
     assert "names" in repr(whole)
-    with pytest.raises(ValueError, match=r"other: expected the quantities \['length', 'log_length', 'reward'\], got"):
-        whole + rc.selection(keep, lengths)
-    with pytest.raises(TypeError, match="unsupported operand"):
-        whole + 3
 
 
 @pytest.mark.parametrize("spread", [0.3, 1.5])
