@@ -191,8 +191,6 @@ class Statistics:
             ValueError: The ranks' Specs or objectives differ; named, rank by rank, on every rank. For tensors on a
                 device, which would have to be waited for, the reading of metrics raises instead.
         """
-        import torch.distributed as dist
-
         from . import collectives
 
         collectives.check_group("group", group)

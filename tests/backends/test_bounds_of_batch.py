@@ -8,23 +8,28 @@ import pytest
 import torch
 
 import rollout_corr as rc
-from builders.batches import lay_out, random_sequences
 from builders.rounding import near
 from builders.threaded_ranks import Rank, Ranks
-from builders.weights import weight_of
+from builders.weights import KINDS, weight_of
 from oracles.bounds_of_batch import kept
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-@pytest.mark.parametrize("level", ["token", "product", "geometric", "prefix"])
+def packed(count=40):
+    """Log-probs of three sequences, one of them empty, in float32, with holes."""
+    rollout, noise = torch.randn(2, count, generator=torch.Generator().manual_seed(2))
+    batch = rc.Batch(mask=torch.arange(count) % 7 != 3, cu_seqlens=torch.tensor([0, 3, 3, 9, 20, 24, 31, count]))
+    return rollout + 0.4 * noise, rollout, batch
+
+
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("floor", [0.3, 0.95])
-def test_the_sample_size_is_kept(level, floor, way):
+def test_the_sample_size_is_kept(kind, floor, way):
     """The metric of the call says so; at a looser bound it would not be."""
-    laid = lay_out(random_sequences(2), "packed", torch.float32)
-    key = {"token": "weight_ess", "prefix": "weight_ess"}.get(level, "sequence_weight_ess")
-    found = laid.correct(rc.Spec(weight_of(level, upper=rc.KeepESS(floor)))).metrics()
-    looser = laid.correct(rc.Spec(weight_of(level, upper=found["weight/upper_max"] * 1.01))).metrics()
+    key = "weight_ess" if kind in ("token", "prefix") else "sequence_weight_ess"
+    found = rc.correct(*packed(), spec=rc.Spec(weight_of(kind, upper=rc.KeepESS(floor)))).metrics()
+    looser = rc.correct(*packed(), spec=rc.Spec(weight_of(kind, upper=found["weight/upper_max"] * 1.01))).metrics()
     if found["weight/upper_max"] < math.inf:
         assert found[key] == near(floor, torch.float32) and looser[key] < floor
     else:
@@ -41,11 +46,13 @@ def test_nothing_and_a_single_token_have_any_sample_size():
     assert one.metrics()["weight/upper_max"] == math.inf
 
 
-@pytest.mark.parametrize("layout", ["packed", "padded_right", "list"])
-def test_a_batch_without_sequences(layout, way):
+@pytest.mark.parametrize("nothing", [torch.zeros(0), torch.zeros(0, 4), []], ids=["packed", "padded", "list"])
+def test_a_batch_without_sequences(nothing, way):
     """No group has a bound, and so the side is open."""
     criterion = rc.Criterion("k1", lower=rc.Quantile(0.2, within="group"), upper=rc.Bottom(1, within="group"))
-    out = lay_out([], layout).correct(rc.Spec(criteria=(criterion,)), group_index=torch.zeros(0, dtype=torch.int64))
+    offsets = torch.zeros(1, dtype=torch.int64) if getattr(nothing, "ndim", 0) == 1 else None
+    batch = rc.Batch(cu_seqlens=offsets, groups=rc.Groups(index=torch.zeros(0, dtype=torch.int64)))
+    out = rc.correct(nothing, nothing, batch, spec=rc.Spec(criteria=(criterion,)))
     assert out.keep.shape == (0,) and out.metrics()[f"{criterion.label}/upper_max"] == math.inf
 
 
@@ -95,16 +102,17 @@ def test_groups_of_neighbors_stay_on_their_rank():
     spec = rc.Spec(
         rc.Weight.product(normalize="group"), (rc.Criterion("abs", upper=rc.Quantile(0.6, within="group")),), "zero"
     )
-    batch, group = random_sequences(3, (5, 1, 7, 4, 0, 6)), Ranks(3)
+    (train, rollout), groups, group = torch.randn(2, 6, 5), rc.Groups(size=2), Ranks(3)
 
     def of_rank(rank):
-        part = lay_out(batch[2 * rank : 2 * rank + 2], "list", torch.float32)
-        return part.read(part.correct(spec, group_size=2, batch_group=Rank(rank=rank, ranks=3)).weights)
+        batch, own = (
+            rc.Batch(groups=groups, ranks=rc.Ranks(batch=Rank(rank=rank, ranks=3))),
+            slice(2 * rank, 2 * rank + 2),
+        )
+        return rc.correct(train[own], rollout[own], batch, spec=spec).weights
 
-    whole = lay_out(batch, "packed", torch.float32)
-    parts = group.run(of_rank)
-    assert [row for part in parts for row in part] == whole.read(whole.correct(spec, group_size=2).weights)
-    assert group.rounds == 0
+    whole = rc.correct(train, rollout, rc.Batch(groups=groups), spec=spec)
+    assert torch.cat(group.run(of_rank)).equal(whole.weights) and group.rounds == 0
 
 
 @pytest.mark.parametrize("normalize", ["sequence", "batch"])
@@ -115,25 +123,14 @@ def test_groups_that_a_weight_does_not_divide_by_change_nothing(normalize):
     assert torch.equal(*weights)
 
 
-def test_the_loss_of_what_is_kept():
-    """Inside `policy_loss`, also for a criterion of the new policy; bounds have no gradient."""
+def test_a_bound_inside_a_loss_decides_on_the_new_policy():
+    """And has no gradient: the loss is that of a ready mask."""
     old, rollout, noise, advantages = torch.randn(4, 3, 8, generator=torch.Generator().manual_seed(1)).double()
     new = (old + 0.1 * noise).requires_grad_()
-    criteria = (
-        rc.Criterion("k2", upper=rc.MeanBelow(0.1)),
-        rc.Criterion("abs", upper=rc.Quantile(0.9), of="new/rollout"),
-    )
-    fused = rc.policy_loss(
-        new, advantages, old_logp=old, rollout_logp=rollout, spec=rc.Spec(rc.Weight.token(upper=2.0), criteria)
-    )
-    d, e = (old - rollout).square() / 2, (new - rollout).abs()
-    good = [
-        kept(x.rules["upper"], "upper", values.flatten().tolist()) for x, values in zip(criteria, (d, e), strict=True)
-    ]
-    good = torch.tensor(good).all(0).view(3, 8)
-    assert torch.equal(fused.mask, good) and 0 < int(good.sum()) < 24
-    factors = rc.Factors(weights=(old - rollout).exp().clamp(max=2.0), mask=good)
-    plain = rc.policy_loss(new, advantages, old_logp=old, correction=factors)
+    spec = rc.Spec(criteria=(rc.Criterion("abs", upper=rc.Quantile(0.9), of="new/rollout"),))
+    fused = rc.policy_loss(new, advantages, old_logp=old, rollout_logp=rollout, spec=spec)
+    good = kept(rc.Quantile(0.9), "upper", (new - rollout).abs().flatten().tolist())
+    assert fused.mask.flatten().tolist() == good and 0 < sum(good) < 24
+    plain = rc.policy_loss(new, advantages, old_logp=old, correction=rc.Factors(mask=fused.mask))
     slopes = [torch.autograd.grad(one.value, new)[0] for one in (fused, plain)]
     assert torch.equal(fused.value, plain.value) and torch.equal(*slopes)
-    assert fused.metrics()["token_k2/upper_max"] > 0.0

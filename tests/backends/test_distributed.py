@@ -1,75 +1,73 @@
-"""Several ranks: real processes, gloo. One start of two ranks does everything; see ranks.py."""
+"""Several ranks in real processes, over gloo: random calls, both groups, groups that are gone, ranks that stay away."""
 
 from __future__ import annotations
+
+import re
 
 import pytest
 import torch
 
 import rollout_corr as rc
 from builders import parts
-from builders import ranks as worker
+from builders import work_of_ranks as work
 from builders.batches import one_thread
-from builders.parts import corrected, lost
-from builders.ranks import RANKS
-from builders.rounding import all_near
+from builders.rounding import all_near, near
+from builders.work_of_ranks import AWAY, BOUND, RANKS, STEPS, TIMEOUT
 
 
-@pytest.fixture(scope="module")
-def found(on_ranks):
-    """Run the work of every rank in a process of its own."""
-    ended = on_ranks(worker.work, RANKS)
+def test_random_calls_are_those_of_one_process(on_ranks):
+    """Of threads in place of processes test_random_calls.py has many more."""
+    ended = on_ranks(work.random_calls, RANKS)
     assert [one.error for one in ended] == [""] * RANKS
-    return [one.value for one in ended]
-
-
-@pytest.mark.parametrize("number", range(len(worker.CORRECTIONS)))
-def test_split_sequences_equal_whole_ones(found, number):
-    together = worker.CORRECTIONS[number]
+    corrections, losses, reduced = (
+        list(zip(*part, strict=True)) for part in zip(*[one.value for one in ended], strict=True)
+    )
     with one_thread():
-        parts.assert_one_correction(
-            together, [rank["corrections"][number] for rank in found], corrected(together.call())
+        for together, found, metrics in zip(work.CORRECTIONS, corrections, reduced, strict=True):
+            parts.assert_one_correction(together, list(found), parts.corrected(together.call()))
+            merged = near(rc.Statistics.sum(statistics for *_, statistics in found).metrics())
+            assert all(of_rank == merged for of_rank in metrics), str(together)
+        for together, found in zip(work.LOSSES, losses, strict=True):
+            parts.assert_one_loss(together, list(found), parts.lost(together.call()))
+
+
+def test_a_batch_mean_over_sequences_of_a_rank_alone(on_ranks):
+    logp = torch.linspace(-2.0, -0.1, 24).view(4, 6)
+    whole = rc.correct(logp, logp.flip(1), spec=rc.Spec(rc.Weight.product(normalize="batch")))
+    weights = torch.cat([one.value for one in on_ranks(work.a_mean_of_both_groups, 2)])
+    assert all_near(weights, whole.weights, torch.float32, size=0.0)
+
+
+def test_the_batch_group_hears_of_a_difference_among_ranks_that_share_sequences(on_ranks):
+    found = on_ranks(work.both_groups, 4)
+    for one in found[:2]:
+        assert re.match(r"ValueError: ranks\.batch: rank 2 raised ValueError: ranks\.sequence: .* rank 3 ", one.error)
+    for one in found[2:]:
+        assert one.error.startswith("ValueError: ranks.sequence: expected the same call on every rank, got Spec.weight")
+        assert "upper 3.0 on rank 3 against 2.0 on rank 2" in one.error
+
+
+def test_groups_that_are_gone_or_of_others(on_ranks):
+    found = on_ranks(work.groups_gone, 2)[1].value
+    for name, errors in (("ranks.sequence", found[:2]), ("group", found[2:])):
+        assert errors == [
+            f"ValueError: {name}: expected an initialized process group, got one that has been destroyed",
+            f"TypeError: {name}: expected a torch.distributed process group or None, got a group that this rank does "
+            "not belong to; only its members may call",
+        ]
+
+
+def test_tensors_on_a_device_that_the_group_does_not_carry(on_ranks):
+    for one in on_ranks(work.elsewhere, 2):
+        assert one.error == (
+            "ValueError: correct: the sums of each sequence cannot be sent from cpu: expected tensors on cuda, for "
+            "which the group has backends (cuda:gloo)"
         )
 
 
-@pytest.mark.parametrize("number", range(len(worker.LOSSES)))
-def test_losses_of_split_sequences_equal_those_of_whole_ones(found, number):
-    together = worker.LOSSES[number]
-    with one_thread():
-        parts.assert_one_loss(together, [rank["losses"][number] for rank in found], lost(together.call()))
-
-
-def test_ranks_agree_with_one_process(found):
-    whole = worker.part(worker.example(), 0, 30)
-    weights = torch.cat([rank["uneven_shares"]["weights"] for rank in found])
-    # The mean is a float64 sum of two parts instead of one: its last bit may differ, and so may the weights'.
-    assert all_near(weights, whole.weights, torch.float32, size=0.0)
-    alone = torch.cat([worker.part(worker.example(), *edges).weights for edges in ((0, 7), (7, 30))])
-    assert not torch.allclose(weights, alone, rtol=1e-3)
-    for rank in found:
-        assert rank["uneven_shares"]["calls"] == (1, 2)
-        same_metrics(rank["uneven_shares"]["metrics"], whole.metrics())
-
-
-def test_unequal_numbers_of_micro_batches_merge(found):
-    expected = worker.part(worker.example(), 0, 30).metrics()
-    for rank in found:
-        same_metrics(rank["micro_batches"], expected)
-
-
-def same_metrics(got, expected):
-    assert set(got) == set(expected)
-    for key, value in expected.items():
-        assert abs(got[key] - value) <= 1e-6 * max(1.0, abs(value)), key
-
-
-def test_the_exchange_can_overlap_with_other_work(found):
-    for rank in found:
-        assert rank["asynchronous"] == (1, 1, True, True)
-
-
-def test_a_batch_mean_over_sequences_of_a_rank_alone(found):
-    logp = torch.linspace(-2.0, -0.1, 24).view(4, 6)
-    whole = rc.correct(logp, logp.flip(1), spec=worker.NORMALIZED)
-    assert all_near(torch.cat([rank["both_groups"][0] for rank in found]), whole.weights, torch.float32, size=0.0)
-    for rank in found:
-        same_metrics(rank["both_groups"][1], whole.metrics())
+@pytest.mark.slow
+@pytest.mark.parametrize(("away", "at"), [*zip(AWAY, (0, 1, 2, 3, 0), strict=True)])
+def test_a_rank_that_stays_away_is_named(on_ranks, away, at):
+    found = on_ranks(work.step, 3, away, 1, at, timeout=TIMEOUT, limit=BOUND, awaited=(0, 2))
+    for rank in (0, 2):
+        assert work.misses(found[rank].error, STEPS[at], rank, 1), found[rank]

@@ -91,6 +91,24 @@ def test_how_often_a_loss_exchanges_sums(surrogate, spec, rounds):
     assert group.rounds == rounds
 
 
+def test_the_exchange_can_overlap_with_other_work():
+    """It is started by `correct_async`, and awaited once the result is asked for."""
+    group, spec = Ranks(2), rc.Spec(rc.Weight.geometric(upper=2.0))
+
+    def of_rank(rank):
+        held = torch.arange(12).view(3, 2, 2)[:, rank].flatten()
+        batch = rc.Batch(cu_seqlens=torch.tensor([0, 2, 4, 6]), ranks=rc.Ranks(sequence=Rank(rank=rank, ranks=2)))
+        pending = rc.correct_async(TRAIN[held], ROLLOUT[held], batch, spec=spec)
+        before = group.rounds, pending.done()
+        out = pending.result()
+        assert pending.done() and pending.result() is out
+        return before, out.weights
+
+    found, at_once = group.run(of_rank), of_ranks(Ranks(2), spec)
+    assert [before for before, _ in found] == [(0, False)] * 2 and group.rounds == 1
+    assert [weights.tolist() for _, weights in found] == [out.weights.tolist() for out in at_once]
+
+
 def test_offsets_of_turns_may_be_as_many_as_the_tokens_of_a_rank():
     """Ids are refused there, so nothing is ambiguous: a rank that raised would leave the others waiting."""
 

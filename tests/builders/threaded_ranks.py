@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from unittest import mock
 
 import torch
+from torch.distributed import ReduceOp
 
 from rollout_corr.backends import ranks as process_groups
 from rollout_corr.backends import split
@@ -66,13 +67,13 @@ class Ranks(Threads):
         self.rounds, self.sent = 0, []
 
     def all_reduce(self, table, op, group, async_op=False):
-        assert op in ("sum", "max")
+        assert op in (ReduceOp.SUM, ReduceOp.MAX)
 
         def wait():
             self.sent.append(table)
             tables = torch.stack(self.exchange(group.rank, table.clone()))
             self.rounds += group.rank == 0
-            table.copy_(tables.sum(0) if op == "sum" else tables.amax(0))
+            table.copy_(tables.sum(0) if op == ReduceOp.SUM else tables.amax(0))
 
         if not async_op:
             return wait()
@@ -85,9 +86,10 @@ class Ranks(Threads):
             is_available=lambda: True,
             get_rank=lambda group: group.rank,
             get_world_size=lambda group: group.ranks,
+            get_process_group_ranks=lambda group: list(range(group.ranks)),
             get_backend_config=lambda group: "cpu:threads",
             all_reduce=self.all_reduce,
-            ReduceOp=SimpleNamespace(SUM="sum", MAX="max"),
+            ReduceOp=ReduceOp,
         )
         with (
             mock.patch.multiple(split, dist=fake),
