@@ -487,6 +487,9 @@ def _turns(rng: random.Random, laid: LaidOut, batch: dict[str, Any]) -> Any:
     if kind == "runs" and "mask" in batch:
         return "runs"
     most = max(1, sum(map(len, laid.tokens.turns)) + len(laid.tokens.lengths))
+    if laid.layout.kind == "holes":
+        # The id of a slot between two tokens begins a turn of its own.
+        most = max(1, math.prod(laid.shape))
     return laid.turn_ids() if kind == "ids" else rc.TurnIds(laid.turn_ids(), at_most=most)
 
 

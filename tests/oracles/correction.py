@@ -271,11 +271,12 @@ def log_weight(weight, row, places, counted, t):
 
 def bound(weight, raw, growth=1.0):
     low, high = (None if end is None else end**growth for end in (weight.lower, weight.upper))
-    if low is not None and raw < low:
-        return 0.0 if weight.outside == "zero" else low
-    if high is not None and raw > high:
-        return 0.0 if weight.outside == "zero" else high
-    return 0.0 if math.isnan(raw) and weight.outside == "zero" and (low, high) != (None, None) else raw
+    if weight.outside == "zero":
+        inside = (low is None or raw >= low) and (high is None or raw <= high)
+        return raw if inside else 0.0
+    # Where two bounds cross, the upper one holds.
+    raw = low if low is not None and raw < low else raw
+    return high if high is not None and raw > high else raw
 
 
 def weigh(spec, sequence, row, alive):

@@ -412,14 +412,19 @@ def factor(s, weights, tokens, t):
     return exp(mean(math.log(max(weights[u], 1e-10)) for u in tokens)) if kind == "GMPO" else weights[t]
 
 
+def policy_losses(objective, sequence, new, stopped, looked):
+    """Per trained token: the surrogate's loss times its weight."""
+    s = objective.surrogate
+    losses = surrogate_losses(s, sequence, new, stopped, objective.weights_are_the_ratio, looked)
+    return {t: s.coef * factor(s, sequence.weights, losses, t) * loss for t, loss in losses.items()}
+
+
 def token_totals(objective, sequence, new, stopped, looked):
     """Per token: policy, KL and regularizer together."""
     s = objective.surrogate
     weights = sequence.weights
-    losses = surrogate_losses(s, sequence, new, stopped, objective.weights_are_the_ratio, looked)
-    totals = dict.fromkeys(range(len(sequence)), 0.0)
-    for t, loss in losses.items():
-        totals[t] += s.coef * factor(s, weights, losses, t) * loss
+    losses = policy_losses(objective, sequence, new, stopped, looked)
+    totals = dict.fromkeys(range(len(sequence)), 0.0) | losses
     term = objective.kl
     if term is not None:
         for t in known(sequence, s) if term.scope == "all" else losses:
@@ -507,6 +512,13 @@ def largest_term(objective, sequences, given=None):
     return max(map(abs, terms_of(objective, sequences)), default=0.0) / divisor(objective, sequences, given)
 
 
+def largest_policy_loss(objective, sequences):
+    """The largest magnitude that a token adds to the mean of the surrogate's losses."""
+    looked = batch_losses.look(objective.surrogate, sequences)
+    rows = [policy_losses(objective, q, q.new, q.new, seen) for q, seen in zip(sequences, looked, strict=True)]
+    return max((abs(x) for row in rows for x in row.values()), default=0.0) / max(sum(map(len, rows)), 1)
+
+
 def gradient(objective, sequences, given=None):
     """Its derivative at every token; NaN where rounding decides on which side of a bound it lies."""
     if objective.kl is not None and objective.kl.mean is not None:
@@ -553,14 +565,13 @@ def metrics(objective, sequences):
         tokens = trained(q, s)
         n, some, broken = n + len(tokens), some + bool(tokens), broken + len(valid(q)) - len(known(q, s))
         own = {t: q.new[t] - (q.new[t] if base_of(q, s, t) is None else base_of(q, s, t)) for t in known(q, s)}
-        losses = surrogate_losses(s, q, q.new, q.new, objective.weights_are_the_ratio, seen)
+        policies += policy_losses(objective, q, q.new, q.new, seen).values()
         for t in tokens:
             a, x = advantage(q, t), own[t]
             xs.append(clip(x, -1024.0, 1024.0))
             x = level_of(s, x, [own[u] for u in tokens], None if q.weights is None else [q.weights[u] for u in tokens])
             used.append(clip(x, -s.clamp, s.clamp))
             r = exp(used[-1])
-            policies.append(s.coef * factor(s, q.weights, tokens, t) * losses[t])
             if kind in ("PPO", "GSPO", "AveragePPO"):
                 least = min(x for x in (s.dual, s.delta, math.inf) if x is not None)
                 clips["low"] += a < 0 and r < 1 - s.low
