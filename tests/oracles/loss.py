@@ -514,7 +514,7 @@ def largest_term(objective, sequences, given=None):
 
 def largest_policy_loss(objective, sequences):
     """The largest magnitude that a token adds to the mean of the surrogate's losses."""
-    looked = batch_losses.look(objective.surrogate, sequences)
+    looked = look(objective.surrogate, sequences)
     rows = [policy_losses(objective, q, q.new, q.new, seen) for q, seen in zip(sequences, looked, strict=True)]
     return max((abs(x) for row in rows for x in row.values()), default=0.0) / max(sum(map(len, rows)), 1)
 
