@@ -8,7 +8,6 @@ import random
 import torch
 
 import rollout_corr as rc
-from builders.calls import bundled_loss
 from builders.weights import weight_of
 from rollout_corr.specs.choices import REJECTED, SUMS_OVER
 
@@ -62,16 +61,3 @@ def specs_over(over):
         rc.Spec(weight, criteria[:i], rejected=rejected, sums_over=sums)
         for i, (weight, rejected, sums) in enumerate(itertools.product(weights, REJECTED[1:], SUMS_OVER))
     ]
-
-
-# --- losses ---
-
-
-def loss_of(laid, backend, spec=None, **given):
-    """A loss of random new log-probs, and its gradient."""
-    step = 0.2 * torch.randn(laid.train.shape, generator=torch.Generator().manual_seed(0))
-    new = (laid.train + step.to(laid.train.device)).detach().requires_grad_()
-    arguments = {"old_logp": laid.train, "rollout_logp": laid.rollout, "cu_seqlens": laid.cu_seqlens, "mask": laid.mask}
-    found = rc.policy_loss(new, laid.advantages, **bundled_loss(spec=spec, backend=backend, **arguments | given))
-    found.value.backward()
-    return found, new.grad

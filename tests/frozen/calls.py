@@ -6,7 +6,7 @@ import hashlib
 import math
 import random
 import struct
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,6 +39,7 @@ class Call:
         given: Further fields of the Batch, which a loss alone reads.
         into: Weights and mask are written to tensors of the caller.
         ranks: The groups of ranks that the call is spread over, where it is.
+        place: Puts what is made when the call is made where its tensors are.
     """
 
     drawn: Drawn
@@ -49,6 +50,7 @@ class Call:
     given: dict[str, Any] = field(default_factory=dict)
     into: bool = False
     ranks: rc.Ranks | None = None
+    place: Callable[[Any], Any] = lambda x: x
 
     def digest(self) -> str:
         """Tell calls apart: a digest of everything that this one is given."""
@@ -103,8 +105,8 @@ class Call:
         elif self.correction == "correction":
             arguments["correction"] = self.corrected(rc.Spec(rc.Weight.token(upper=2.0)), backend)
         elif self.correction != "nothing":
-            weights = self.drawn.column("weights") if self.correction == "factors" else None
-            trains = self.drawn.laid.tensor(self.drawn.laid.tokens.columns["trains"], torch.int64, 1.0)
+            weights = self.place(self.drawn.column("weights")) if self.correction == "factors" else None
+            trains = self.place(self.drawn.laid.tensor(self.drawn.laid.tokens.columns["trains"], torch.int64, 1.0))
             arguments["correction"] = rc.Factors(weights=weights, mask=trains)
         out = rc.policy_loss(new, tensors["advantages"], self._batch(**more), loss, backend=backend, **arguments)
         return out, new, entropy
@@ -199,7 +201,7 @@ def shown(x: Any) -> str | None:
         x = torch.where(x.isnan(), math.nan, x)
     # A tensor of one element is contiguous whatever its stride.
     row = x.new_empty(x.numel()).copy_(x.reshape(-1))
-    of_bytes = row.view(torch.uint8).numpy().tobytes()
+    of_bytes = row.view(torch.uint8).cpu().numpy().tobytes()
     if x.numel() > LARGE:
         return f"{kind} {shape} sha256 {hashlib.sha256(of_bytes).hexdigest()}"
     return f"{kind} {shape} {of_bytes.hex()}"

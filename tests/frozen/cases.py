@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import torch
@@ -11,7 +11,7 @@ import torch
 import rollout_corr as rc
 
 from .calls import Call, CallOfRanks, correct_call, loss_call
-from .generator import SURROGATES, Layout, random_loss, random_spec
+from .generator import SURROGATES, Layout, random_loss, random_spec, random_tokens
 
 Draw = Callable[[], Call | CallOfRanks]
 
@@ -85,7 +85,7 @@ def _declared() -> Iterator[tuple[str, Draw]]:
     from lab.aot.variants import OF_NEW_VARIANTS, TURN_VARIANTS, VARIANTS
 
     for name, variant in (VARIANTS | TURN_VARIANTS | OF_NEW_VARIANTS).items():
-        yield f"variant/{name}", partial(_variant, variant)
+        yield f"variant/{name}", partial(of_variant, variant)
     for name, variant in LOSS_VARIANTS.items():
         yield f"variant/loss_{name}", partial(_loss_variant, variant)
 
@@ -95,21 +95,33 @@ def _layout_of(variant) -> Layout:
     return Layout("gaps" if variant.packed else "left", lie, variant.offsets)
 
 
-def _variant(variant) -> Call:
-    rng = random.Random(f"variant {variant.name}")
+def of_variant(variant, seed: str = "variant", kind: str | Sequence[int] = "small") -> Call:
+    """A call of a variant of `correct`, or of a whole step, which has an objective too."""
+    rng, wanted, spec = random.Random(f"{seed} {variant.name}"), getattr(variant, "objective", None), variant.spec
     given = {
+        "kind": kind,
         "layout": _layout_of(variant),
-        "dtypes": (variant.train, variant.rollout),
+        "dtypes": (variant.train if wanted is None else variant.new, variant.rollout),
         "mask": (variant.mask, 1.0),
         "per_sequence": variant.advantages == "sequence",
         "extras": 0.0,
     }
-    if any(criterion.of != "train/rollout" for criterion in variant.spec.criteria):
-        call = loss_call(rng, rc.Loss(), variant.spec, "both", **given)
+    if wanted is not None:
+        loss = rc.Loss(wanted.surrogate, wanted.mean, wanted.kl, wanted.regularizer)
+        call = loss_call(rng, loss, spec, "bypass" if variant.old is None else "decoupled", **given)
+        call.given = {"total": 13.0} if variant.counted else {}
+    elif any(criterion.of != "train/rollout" for criterion in spec.criteria):
+        call = loss_call(rng, rc.Loss(), spec, "both", **given)
     else:
-        call = correct_call(rng, variant.spec, **given)
+        call = correct_call(rng, spec, **given)
+    return _with_mass(call, variant)
+
+
+def _with_mass(call: Call, variant) -> Call:
+    """Bring the mass that a variant takes from the log-probs of one policy: those of the other are of the kept set."""
     if variant.mass is not None:
-        call.drawn.batch["kept_mass"] = rc.KeptMass(call.drawn.column("log_mass"), of=variant.mass)
+        of = {"train": "rollout", "rollout": "train"}[variant.mass]
+        call.drawn.batch["kept_mass"] = rc.KeptMass(call.drawn.column("log_mass"), of=of)
     return call
 
 
@@ -133,9 +145,7 @@ def _loss_variant(variant) -> Call:
     call.given = {"total": 13.0} if variant.counted else {}
     if variant.scales:
         call.given["scale"] = call.drawn.column("scale")
-    if variant.mass is not None:
-        call.drawn.batch["kept_mass"] = rc.KeptMass(call.drawn.column("log_mass"), of=variant.mass)
-    return call
+    return _with_mass(call, variant)
 
 
 # --- large batches ---
@@ -181,11 +191,29 @@ def on_ranks() -> Iterator[tuple[str, Draw]]:
 
 
 def _of_ranks(i: int) -> CallOfRanks:
-    from builders import parts
-
-    group = ("sequence", "batch")[i % 2]
-    if i % 3 < 2:
-        together = parts.correction(f"ranks {i}", group)
+    rng = random.Random(f"ranks {i}")
+    tokens, count, group = random_tokens(rng), rng.choice((2, 3)), ("sequence", "batch")[i % 2]
+    if group == "batch":
+        parts = [tokens.sequences(range(rank, len(tokens.lengths), count)) for rank in range(count)]
     else:
-        together = parts.loss(f"ranks {i}", list(SURROGATES)[i // 3 % len(SURROGATES)])
-    return CallOfRanks([together.call(rank) for rank in range(together.parts.count)], together.parts.group)
+        owners = [_owners(rng, n, count) for n in tokens.lengths]
+        parts = [tokens.held(owners, rank) for rank in range(count)]
+    spec = random_spec(rng, ("token", "sequence", "turn"), rules=group == "batch", of_loss=i % 3 == 2)
+    loss = random_loss(rng, rng.choice(tuple(SURROGATES) if group == "batch" else ("PPO", "GSPO", "Score", "GMPO")))
+    calls = []
+    for part in parts:
+        own = random.Random(f"rank {i}")
+        if i % 3 == 2:
+            calls.append(loss_call(own, loss, spec, part=part, extras=0.0))
+        else:
+            calls.append(correct_call(own, spec, part=part, extras=0.0))
+    return CallOfRanks(calls, group)
+
+
+def _owners(rng: random.Random, length: int, count: int) -> list[int]:
+    """In stretches, one after the other or there and back, or the whole sequence on one rank."""
+    way, stretches = rng.choice(("contiguous", "zigzag", "whole")), {"contiguous": count, "zigzag": 2 * count}
+    if way == "whole":
+        return [rng.randrange(count)] * length
+    places = [t * stretches[way] // length for t in range(length)]
+    return [min(place, 2 * count - 1 - place) if way == "zigzag" else place for place in places]

@@ -93,29 +93,24 @@ class Tokens:
         )
 
 
-def stated(of_turns: list[list[int]] | None = None, **rows: list[Column]) -> Tokens:
-    """Tokens of given numbers, sequence by sequence; columns that are not given are 0, and all tokens are valid."""
-    lengths = list(map(len, next(iter(rows.values()))))
-    columns = {name: [0.0] * sum(lengths) for name in COLUMNS}
-    columns |= {name: list(itertools.chain(*column)) for name, column in rows.items()}
-    numbers = {"ids": [float(s) for s in range(len(lengths))]}
-    return Tokens(lengths, [True] * sum(lengths), columns, numbers, of_turns or [[n] for n in lengths])
-
-
 def bell(rng: random.Random, scale: float) -> float:
     """A number around 0, at most three times the scale away."""
     return 2.0 * scale * (rng.random() + rng.random() + rng.random() - 1.5)
 
 
-def lengths_of(rng: random.Random, kind: str) -> list[int]:
-    """The lengths of sequences: of a "small" batch, with empty and one-token ones, or of thousands of tokens."""
+def lengths_of(rng: random.Random, kind: str | Sequence[int]) -> list[int]:
+    """The lengths of sequences: of a "small" batch, with empty and one-token ones, of thousands of tokens, or given."""
+    if not isinstance(kind, str):
+        return list(kind)
     if kind == "small":
         count = 0 if rng.random() < 0.04 else rng.choice((1, 2, 3, 4, 6, 6, 8))
         return [rng.choice((0, 1, 2, 3, 5, 9, 17)) for _ in range(count)]
     return [rng.randint(1, 400) if rng.random() < 0.95 else 0 for _ in range({"middle": 30, "large": 400}[kind])]
 
 
-def random_tokens(rng: random.Random, kind: str = "small", all_valid: bool = False, far: bool = False) -> Tokens:
+def random_tokens(
+    rng: random.Random, kind: str | Sequence[int] = "small", all_valid: bool = False, far: bool = False
+) -> Tokens:
     """Tokens with holes, broken ones and outliers in a share of the batches; `far`: outliers in every column."""
     lengths = lengths_of(rng, kind)
     invalid = 0.0 if all_valid else rng.choice((0.0, 0.2, 0.2, 0.7))
@@ -398,7 +393,7 @@ def random_batch(
     rng: random.Random,
     wants: Wants,
     *,
-    kind: str = "small",
+    kind: str | Sequence[int] = "small",
     layout: Layout | None = None,
     dtypes: tuple[torch.dtype, torch.dtype] | None = None,
     mask: tuple[torch.dtype | None, float] | None = None,
@@ -412,7 +407,7 @@ def random_batch(
     Args:
         rng: Draws.
         wants: What the call needs.
-        kind: The size, as `lengths_of` takes it.
+        kind: The size, or the lengths, as `lengths_of` takes them.
         layout: None: any; so are the others.
         dtypes: Of the trainer's and the rollout's log-probs.
         mask: Its dtype and the value of a valid token.
@@ -487,9 +482,6 @@ def _turns(rng: random.Random, laid: LaidOut, batch: dict[str, Any]) -> Any:
     if kind == "runs" and "mask" in batch:
         return "runs"
     most = max(1, sum(map(len, laid.tokens.turns)) + len(laid.tokens.lengths))
-    if laid.layout.kind == "holes":
-        # The id of a slot between two tokens begins a turn of its own.
-        most = max(1, math.prod(laid.shape))
     return laid.turn_ids() if kind == "ids" else rc.TurnIds(laid.turn_ids(), at_most=most)
 
 

@@ -22,38 +22,27 @@ def _logp(size: float, above: float = 0.0) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    ("train", "rollout", "clamp"),
+    ("train", "rollout", "clamp", "over"),
     [
-        (_logp(90), _logp(91), 40.0), (_logp(3), _logp(4), 0.25), (_logp(3, 2.0), _logp(4, 2.0), 20.0),
-        (_logp(1, -200.0), _logp(2, -200.0), 20.0), (-torch.zeros(SHAPE), torch.zeros(SHAPE), 20.0),
+        (_logp(90), _logp(91), 40.0, "sequence"), (_logp(3), _logp(4), 0.25, "turn"),
+        (_logp(3, 2.0), _logp(4, 2.0), 20.0, None), (_logp(1, -200.0), _logp(2, -200.0), 20.0, None),
+        (-torch.zeros(SHAPE), torch.zeros(SHAPE), 20.0, "sequence"),
     ],
     ids=["far_apart", "small_clamp", "above_0", "improbable", "negative_zero"],
 )  # fmt: skip
-def test_columns_of_full_detail_at_the_ends_of_their_ranges(train, rollout, clamp):
+def test_columns_of_full_detail_at_the_ends_of_their_ranges(train, rollout, clamp, over):
+    """And the bins of weights, to the count."""
     mask = torch.zeros(SHAPE, dtype=torch.bool)
     mask[:, 7:] = True
-    spec = rc.Spec(detail="full", clamp=clamp)
-    found, expected = (
-        rc.correct(train, rollout, mask=mask, spec=spec, backend=backend).metrics() for backend in ("triton", "torch")
-    )
+    mask[1, 9] = False
+    weight = None if over is None else rc.Weight.geometric(upper=2.0, over=over)
+    batch = rc.Batch(mask=mask, turns="runs" if over == "turn" else None)
+    spec = rc.Spec(weight, detail="full", clamp=clamp)
+    found, expected = (rc.correct(train, rollout, batch, spec=spec, backend=name) for name in ("triton", "torch"))
+    sums = [i for i, name in enumerate(schema.layout(spec)[0]) if name.startswith("histogram")]
+    assert torch.equal(found.statistics.sums[sums], expected.statistics.sums[sums])
+    found, expected = found.metrics(), expected.metrics()
     for name in ("sequence_train_ppl_mean", "sequence_rollout_ppl_mean"):
         # e^200, of sums in float32.
         assert found.pop(name) == near(expected.pop(name), torch.float32)
     assert found == near(expected, torch.float32)
-
-
-@pytest.mark.parametrize(
-    "weight", [rc.Weight.product(upper=2.0), rc.Weight.geometric(over="turn")], ids=["sequences", "turns"]
-)
-def test_the_bins_of_weights_are_those_of_plain_torch(weight):
-    train, rollout, mask = (x[:, :20] for x in (_logp(2), _logp(3), _logp(4) < -1.0))
-    mask[0] = False
-    rollout[1, mask[1]] = train[1, mask[1]]
-    batch = rc.Batch(mask=mask, turns="runs" if weight.over == "turn" else None)
-    spec = rc.Spec(weight, detail="full")
-    found, expected = (
-        rc.correct(train, rollout, batch, spec=spec, backend=backend).statistics for backend in ("triton", "torch")
-    )
-    bins = [i for i, name in enumerate(schema.layout(spec)[0]) if name.startswith("histogram_of_weights")]
-    assert len(bins) == 512 and expected.sums[bins].sum() > 1
-    assert torch.equal(found.sums[bins], expected.sums[bins])

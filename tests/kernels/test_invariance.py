@@ -10,8 +10,7 @@ import torch
 
 from builders import invariance
 from builders.invariance import PACKED, behind_garbage
-from builders.judges import between_fences
-from builders.kernel_cases import FEW, INTERPRETED, NARROW, WIDE, Shape, same_bits, shaped, watched
+from builders.kernel_cases import FEW, INTERPRETED, NARROW, WIDE, Shape, between_fences, same_bits, shaped, watched
 from builders.same_bits import assert_same_results, assert_same_statistics, outcome
 from frozen.generator import Layout
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import itertools
+import random
 import sys
 from contextlib import suppress
 from dataclasses import replace
@@ -15,25 +17,20 @@ from triton.backends.nvidia.compiler import CUDABackend
 from triton.runtime.jit import JITFunction
 
 import rollout_corr as rc
-from builders.batches import Laid, lay_out, one_thread, random_sequences, spoil
-from builders.kernel_cases import (
-    as_declared,
-    assert_like_reference,
-    check,
-    shaped,
-    unchecked,
-)
+from builders import judges
+from builders.kernel_cases import assert_like_reference, assert_loss_like_reference, shaped, unchecked
 from builders.kernel_file import LENGTHS, batch_of, differing
-from builders.loss_kernel_cases import compare_with_reference, tensors_of
-from builders.rounding import assert_near
-from builders.step_cases import compare_step, step_batch
-from builders.turns import loss_of, offsets_of, random_turns
+from frozen.calls import Call, loss_call
+from frozen.cases import of_variant
+from frozen.generator import Layout
+from frozen.runners import one_thread
 from lab.aot.file_variants import FILE_VARIANTS, launches_of
 from lab.aot.loss_variants import LOSS_VARIANTS
 from lab.aot.step_variants import STEP_VARIANTS
-from lab.aot.variant import LONGEST, Variant
+from lab.aot.variant import LONGEST, StepVariant, Variant
 from lab.aot.variants import SPLIT_VARIANTS, TURN_VARIANTS, VARIANTS
 from lab.ptx.counts import filled, variant_of
+from lab.ptx.losses import compare_with_reference, tensors_of
 from lab.ptx.machine import FoundWrong
 from lab.ptx.session import Session, compile_ptx, compiled
 from rollout_corr.eject import kernel
@@ -56,66 +53,40 @@ def lengths_for(shape: Shape) -> tuple[int, ...]:
     tile = shape.tile
     hard = (5, 1, tile // 4, 0, 1, 1, tile - 1, 3, tile + 1, 0, 2 * tile + tile // 3, 2, 17)
     # More sequences than two programs over sequences have, so that they need one another's results.
-    return (*hard, 4 * tile + 9, *(4 * (tile // 2,)), *(1, 2) * 32)
+    return (*hard, 4 * tile + 14, *(4 * (tile // 2,)), *(1, 2) * 32)
 
 
-def laid_out(variant: Variant, sequences) -> Laid:
-    """Sequences in the layout and with the dtypes that a variant declares: other dtypes are other kernels."""
-    laid = lay_out(sequences, "packed_gaps" if variant.packed else "padded_left", variant.train, variant.mask)
-    laid.cu_seqlens = laid.cu_seqlens.to(variant.offsets) if variant.packed else None
-    if variant.advantages:
-        laid.advantages = laid.advantages.to(torch.promote_types(variant.train, torch.float32))
-    return laid
+def call_of(variant: Variant | StepVariant) -> Call:
+    """The first random call of a variant whose criteria keep some tokens and reject some, on sequences that are hard.
+
+    Rows are two columns wider than the longest sequence, and begin at multiples of 16 elements.
+    """
+    for i in itertools.count():
+        call = of_variant(variant, f"compiled {i}", lengths_for(shape_of(variant)))
+        if "turns" in call.drawn.batch:
+            call.drawn.batch["turns"] = call.drawn.laid.turn_offsets()
+        out = call.corrected(call.spec, "torch") if call.loss is None else call.lost("torch", call.loss)[0]
+        if not call.spec.criteria or 0 < out.metrics()["tokens_kept"] < out.metrics()["tokens"]:
+            return call
 
 
-def run_correct(name: str, seed: int = 0, **settings) -> Session:
-    """A variant of `correct`: its own layout, dtypes and strides, in its own shape."""
-    variant = VARIANTS[name]
-    shape = shape_of(variant)
-    sequences, spec, others = as_declared(name, lengths=lengths_for(shape))
-    layout = "packed_gaps" if variant.packed else "padded_left"
-    with one_thread(), shaped(((0, shape),)), compiled(seed=seed, **settings) as session:
-        check(sequences, spec, layout, "cpu", place=variant.place, **others)
-    return session
-
-
-def run_split(name: str, seed: int = 0, **settings) -> Session:
-    """A variant of split sequences, all of them on one rank: four launches, with sums by sequence in the middle."""
-    variant, split = SPLIT_VARIANTS[name], partial(launch.prepare, split=True)
-    with mock.patch.dict(VARIANTS, {name: variant}), mock.patch.object(launch, "prepare", split):
-        session = run_correct(name, seed, **settings)
-    assert any(done.kernel.name == "gather_kernel" for _, done in session.executed)
-    return session
-
-
-def laid_batch_of(variant: Variant, number: int, spoiled: bool = True) -> tuple[Laid, dict[str, torch.Tensor]]:
-    """A random batch in the layout of a variant, and its turns if it has any, as `Laid.correct` takes them."""
-    sequences = random_sequences(number, lengths_for(shape_of(variant)), scale=0.1, advantages=variant.advantages)
-    laid = laid_out(variant, spoil(sequences, number) if spoiled else sequences)
-    turns = offsets_of(laid, random_turns(sequences, number)).to(variant.offsets) if variant.turns else None
-    return laid, {} if turns is None else {"turns": turns}
-
-
-def run_both(
-    variant: Variant, laid: Laid, seed: int, settings: dict, **given
-) -> tuple[Session, rc.Correction, rc.Correction]:
-    """Run the compiled kernels in a variant's own shape, and plain torch; of split sequences all on one rank."""
-    reference = laid.correct(variant.spec, **given)
-    patched = mock.patch.object(launch, "prepare", partial(launch.prepare, split=variant.split))
-    shapes = ((0, shape_of(variant)),)
-    with patched, one_thread(), unchecked(), shaped(shapes), compiled(seed=seed, **settings) as session:
-        out = laid.correct(variant.spec, backend="triton", **given)
-    return session, out, reference
-
-
-def run_turns(name: str, seed: int = 0, **settings) -> Session:
-    """A variant with turns, against plain torch."""
-    variant = TURN_VARIANTS[name]
-    laid, given = laid_batch_of(variant, list(TURN_VARIANTS).index(name))
-    session, out, reference = run_both(variant, laid, seed, settings, **given)
-    assert {True, False} == set(reference.keep_turns.tolist())
-    assert_like_reference(out, reference, name)
-    assert out.keep_turns.equal(reference.keep_turns)
+def run_call(variant: Variant | StepVariant, seed: int = 0, **settings) -> Session:
+    """A variant in its own shape, judged by the loops of tests/oracles; of split sequences all are on one rank."""
+    call, split = call_of(variant), partial(launch.prepare, split=getattr(variant, "split", False))
+    patched = mock.patch.object(launch, "prepare", split)
+    with (
+        patched,
+        one_thread(),
+        unchecked(),
+        shaped(((0, shape_of(variant)),)),
+        compiled(seed=seed, **settings) as session,
+    ):
+        if call.loss is None:
+            judges.judge_correction(call, call.corrected(call.spec, "triton"))
+        else:
+            judges.judge_loss(call, "triton")
+    plans = [each.arguments["PLAN"] for each, _ in session.executed]
+    assert all(each.arguments["PLAN"] in plans for each in variant.launches()), "other kernels than the variant's"
     return session
 
 
@@ -123,37 +94,20 @@ def run_loss(name: str, seed: int = 0, **settings) -> Session:
     """A variant of `policy_loss`, forward and backward."""
     variant, number = LOSS_VARIANTS[name], list(LOSS_VARIANTS).index(name)
     shape = shape_of(variant)
-    lengths = lengths_for(shape)
-    with one_thread(), shaped(((0, shape),)):
-        given = tensors_of(variant, number, lengths, width=max(lengths) + 6)
-        with compiled(seed=seed, **settings) as session:
-            compare_with_reference(given, variant.objective, "cpu", f"{name} {number}", variant.differentiable)
-    return session
-
-
-def run_step(name: str, seed: int = 0, **settings) -> Session:
-    """A variant of a whole step in one pass, forward and backward, against a correction and a loss on plain torch."""
-    variant, number = STEP_VARIANTS[name], list(STEP_VARIANTS).index(name)
-    shape = shape_of(variant)
-    given = step_batch(variant, lengths_for(shape), number)
-    with one_thread(), unchecked(), shaped(((0, shape),)), compiled(seed=seed, **settings) as session:
-        compare_step(given)
+    given = tensors_of(variant, number, lengths_for(shape))
+    with one_thread(), shaped(((0, shape),)), compiled(seed=seed, **settings) as session:
+        compare_with_reference(given, variant.objective, f"{name} {number}", variant.differentiable)
     return session
 
 
 def run_loss_of_turns(seed: int = 0, **settings) -> None:
-    """GSPO over turns against plain torch, averaged over the tokens of each sequence, forward and backward."""
-    shape = shape_of(LOSS_VARIANTS["gspo"])
-    batch = random_sequences(0, lengths_for(shape), scale=0.1, advantages="token")
-    laid = lay_out(batch, "packed_gaps", torch.float32)
-    surrogate = rc.GSPO(0.05, 0.1, over="turn")
-    given = {"surrogate": surrogate, "turns": offsets_of(laid, random_turns(batch, 0))}
-    given["mean"] = rc.Mean("sequence")
-    wanted, wanted_slope = loss_of(laid, "torch", **given)
+    """GSPO over turns, which has no oracle, against plain torch: a mean over sequences, forward and backward."""
+    shape, given = shape_of(LOSS_VARIANTS["gspo"]), {"layout": Layout("gaps"), "dtypes": (torch.float32,) * 2}
+    loss = rc.Loss(rc.GSPO(0.05, 0.1, over="turn"), rc.Mean("sequence"))
+    call = loss_call(random.Random("turns"), loss, None, "decoupled", kind=lengths_for(shape), extras=0.0, **given)
+    call.drawn.batch["turns"] = call.drawn.laid.turn_offsets()
     with one_thread(), shaped(((0, shape),)), compiled(seed=seed, **settings):
-        found, slope = loss_of(laid, "triton", **given)
-    assert_near(found.value, wanted.value, torch.float32)
-    assert_near(slope, wanted_slope, torch.float32)
+        assert_loss_like_reference(call)
 
 
 def run_file(name: str, seed: int = 0, **settings) -> Session:
@@ -188,8 +142,7 @@ def run_uncontracted(name: str, seed: int = 0) -> None:
     It may choose otherwise in another kernel, and ptxas behind it. What decides has its operations written out.
     """
     options, shape, found, counts = Launch.options, shape_of(VARIANTS[name]), [], []
-    sequences, spec, _ = as_declared(name, lengths=lengths_for(shape))
-    laid = laid_out(VARIANTS[name], sequences)
+    call = call_of(VARIANTS[name])
     for fuses in (True, False):
 
         def chosen(*given, contracts=fuses, **named):
@@ -197,7 +150,7 @@ def run_uncontracted(name: str, seed: int = 0) -> None:
 
         patched = mock.patch.object(Launch, "options", chosen)
         with patched, one_thread(), unchecked(), shaped(((0, shape),)), compiled(seed=seed) as session:
-            out = laid.correct(spec, backend="triton")
+            out = call.corrected(call.spec, "triton")
         found.append([x for x in (out.weights, out.mask, out.keep) if x is not None])
         counts.append(sum(int(done.threads.sum()) for _, done in session.executed))
     assert counts[0] < counts[1] and all(map(torch.equal, *found))
@@ -265,12 +218,10 @@ def run_many_sequences(seed: int = 0, **settings) -> Session:
 
 
 CASES = {
-    **{name: partial(run_correct, name) for name in VARIANTS},
-    **{name: partial(run_split, name) for name in SPLIT_VARIANTS},
-    **{name: partial(run_turns, name) for name in TURN_VARIANTS},
+    **{name: partial(run_call, one) for name, one in (VARIANTS | SPLIT_VARIANTS | TURN_VARIANTS).items()},
     **{f"loss_{name}": partial(run_loss, name) for name in LOSS_VARIANTS},
     **{name: partial(run_file, name) for name in FILE_VARIANTS},
-    **{f"step_{name}": partial(run_step, name) for name in STEP_VARIANTS if name != "tis_propagate"},
+    **{f"step_{name}": partial(run_call, one) for name, one in STEP_VARIANTS.items() if name != "tis_propagate"},
     "loss_of_turns": run_loss_of_turns,
     "many_sequences": run_many_sequences,
 }

@@ -6,10 +6,10 @@ import numpy as np
 import torch
 
 import rollout_corr as rc
-from builders.batches import one_thread
 from builders.kernel_cases import assert_like_reference, unchecked
 from builders.kernel_file import ALL, Given, batch_of
 from builders.rounding import assert_near
+from frozen.runners import one_thread
 from lab.aot.file_variants import launches_of
 from lab.ptx.session import Launch, compiled
 from rollout_corr.eject import kernel

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 
 import rollout_corr as rc
-from builders.batches import one_thread
 from builders.kernel_cases import shaped
 from builders.same_bits import is_count
+from frozen.runners import one_thread
 from lab.aot.variants import VARIANTS
 from lab.ptx.cases import shape_of
 from lab.ptx.session import compiled

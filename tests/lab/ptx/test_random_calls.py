@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from builders import judges
-from builders.batches import one_thread
 from builders.kernel_cases import shaped, unchecked
 from frozen.generator import SURROGATES
+from frozen.runners import one_thread
 from lab.ptx.worker import outcome_of, start
 
 UNITS = ("token", "sequence", "sequence", "turn")

@@ -1,4 +1,4 @@
-"""Shared parts of the tests of the loss's kernels: batches of every variant, and the comparison with the reference."""
+"""Losses of every variant, with the dtypes that no call of Python brings, and the comparison with plain torch."""
 
 from __future__ import annotations
 
@@ -8,14 +8,12 @@ from dataclasses import replace
 
 import torch
 
-from builders.batches import GARBAGE
-from builders.kernel_cases import LENGTHS, fenced, watched
-from builders.loss_cases import SURROGATES
+from builders.kernel_cases import fenced, watched
 from builders.rounding import FORMULA, margin
-from lab.aot.loss_variants import LOSS_VARIANTS
+from frozen.generator import GARBAGE
 from rollout_corr.backends import loss_blocks
 from rollout_corr.backends.differentiable import scaled
-from rollout_corr.backends.loss_task import LossTask, beyond_kernels
+from rollout_corr.backends.loss_task import LossTask
 from rollout_corr.kernels.policy_loss import launch as kernels
 from rollout_corr.metrics import loss as loss_metrics
 from rollout_corr.specs.operands import ScaleOperands
@@ -23,14 +21,10 @@ from rollout_corr.specs.surrogate import Decided
 
 INF, NAN = math.inf, math.nan
 
-PLAIN = LOSS_VARIANTS["ppo_packed"]
-ON_KERNELS = {name: one for name, one in SURROGATES.items() if beyond_kernels(one, False) is None}
 
-
-def tensors_of(variant, seed=0, lengths=LENGTHS, width=20):
-    """A batch of a variant on the CPU: D spread by a few tenths, garbage behind the mask, some tokens broken."""
-    generator = torch.Generator().manual_seed(seed)
-    sequences = len(lengths)
+def tensors_of(variant, seed, lengths):
+    """A batch of a variant: D spread by a few tenths, garbage behind the mask, some tokens broken."""
+    generator, sequences, width = torch.Generator().manual_seed(seed), len(lengths), max(lengths) + 2
     given = variant.given(sum(lengths) if variant.packed else width * sequences, sequences, "cpu")
     shape = given.new.shape
     valid = torch.rand(shape, generator=generator) < 0.85
@@ -77,13 +71,7 @@ def tensors_of(variant, seed=0, lengths=LENGTHS, width=20):
     return given
 
 
-def on(given, device):
-    """Copy a batch to a device, every tensor between fences."""
-    made = {name: fenced(x, device) for name, x in vars(given).items() if isinstance(x, torch.Tensor)}
-    return replace(given, **made)
-
-
-def by_reference(given, wanted, dtype, differentiable=True):
+def by_reference(given, wanted, dtype, differentiable):
     """Compute the loss and its gradient by the plain-torch definition, in a dtype."""
     offsets = None if given.offsets is None else given.offsets.long()
     decided, nothing = None, dict.fromkeys(wanted.surrogate.traits.sums, torch.zeros(()))
@@ -96,19 +84,19 @@ def by_reference(given, wanted, dtype, differentiable=True):
     return done, slope
 
 
-def by_kernels(given, wanted, device, differentiable=True):
+def by_kernels(given, wanted, differentiable):
     """Compute the loss by the kernels, and the gradient that backward gives."""
-    placed = on(given, device)
+    placed = fenced(given, "cpu")
     with watched():
         found = kernels.run(replace(placed, differentiable=differentiable), wanted)
         if found.gradient is None:
             return found, None
-        one = torch.ones((), device=device)
-        kind = found.gradient.dtype
-        slope = ScaleOperands(found.gradient, found.inners, one, found.rest, placed.offsets, found.flags, kind)
-        scaled_apart = kernels.scale(slope).cpu()
+        slope = ScaleOperands(
+            found.gradient, found.inners, torch.ones(()), found.rest, placed.offsets, found.flags, found.gradient.dtype
+        )
+        scaled_apart = kernels.scale(slope)
         in_place = kernels.scale(slope, in_place=True)
-        assert in_place is found.gradient and torch.equal(in_place.cpu(), scaled_apart)
+        assert in_place is found.gradient and torch.equal(in_place, scaled_apart)
         return found, scaled_apart
 
 
@@ -119,21 +107,21 @@ COUNTS |= {"clip_low", "clip_high", "clip_dual"}
 
 def assert_close(got, wanted, within, floor, case):
     """Equal where infinite or NaN; otherwise off by a part of the wanted value, or of the floor."""
-    got, wanted = got.double().cpu(), wanted.double().cpu()
+    got, wanted = got.double(), wanted.double()
     same = (got == wanted) | (got.isnan() & wanted.isnan())
     apart = (got - wanted).abs() / wanted.abs().clamp(min=floor)
     wrong = ~(same | (apart <= within))
     assert not wrong.any(), f"{got[wrong]} for {wanted[wrong]}, off by {apart[wrong]}: {case}"
 
 
-def compare_with_reference(given, wanted, device, case, differentiable=True):
+def compare_with_reference(given, wanted, case, differentiable):
     """Kernels, reference in the same dtype, reference in float64."""
-    found, slope = by_kernels(given, wanted, device, differentiable)
+    found, slope = by_kernels(given, wanted, differentiable)
     like, like_slope = by_reference(given, wanted, torch.float32, differentiable)
     exact, exact_slope = by_reference(given, wanted, torch.float64, differentiable)
     of_gradient, of_sums = margin(torch.float32, FORMULA), margin(torch.float32)
     names = (*loss_metrics.sum_names(wanted), *loss_metrics.max_names())
-    for name, got, same, true in zip(names, found.statistics.cpu(), like.statistics, exact.statistics, strict=True):
+    for name, got, same, true in zip(names, found.statistics, like.statistics, exact.statistics, strict=True):
         if name in COUNTS:
             assert got == same, f"{name}: {got} for {same}: {case}"
         else:
