@@ -1,6 +1,6 @@
 """Entropies and other values of the caller that are not finite, and the statistics of the two calls of a batch.
 
-Random calls judge the criteria and the bonus: tests/definition/ and tests/api/test_random_calls.py.
+Random calls judge the criteria and the bonus: tests/definition/test_random_calls.py.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import rollout_corr as rc
-from builders.batches import run_as
+from frozen.runners import run_as
 from rollout_corr.backends import blocks, cpu_sums
 from rollout_corr.backends.batch import OpenBatch, slots_outside
 from rollout_corr.backends.cpu_sums import SMALL

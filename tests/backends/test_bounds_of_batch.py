@@ -11,7 +11,7 @@ import rollout_corr as rc
 from builders.rounding import near
 from builders.threaded_ranks import Rank, Ranks
 from builders.weights import KINDS, weight_of
-from oracles.bounds_of_batch import kept
+from oracles.correction import kept
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -10,9 +10,9 @@ import torch
 import rollout_corr as rc
 from builders import parts
 from builders import work_of_ranks as work
-from builders.batches import one_thread
 from builders.rounding import all_near, near
 from builders.work_of_ranks import AWAY, BOUND, RANKS, STEPS, TIMEOUT
+from frozen.runners import one_thread
 
 
 def test_random_calls_are_those_of_one_process(on_ranks):

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import rollout_corr as rc
-from builders.loss_cases import run_as
 from builders.rounding import all_near, near
+from frozen.runners import run_as
 from rollout_corr.backends import loss_blocks
 from rollout_corr.backends.loss_blocks import READS_VALUES, by_slope
 from rollout_corr.definition import loss

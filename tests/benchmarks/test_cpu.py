@@ -16,7 +16,7 @@ from benchmarks.cases.operations import WORKLOADS
 from benchmarks.cpu import __main__ as cpu
 from benchmarks.cpu import memory, turns
 from benchmarks.cpu import tables as cpu_tables
-from builders.batches import one_thread
+from frozen.runners import one_thread
 
 
 def results_of_cpu() -> dict[str, Any]:

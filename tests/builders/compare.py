@@ -59,7 +59,10 @@ def correction(
     assert (out.keep.dtype, tuple(out.keep.shape)) == (torch.bool, (len(wanted.keep),)), case
     assert out.keep.tolist() == wanted.keep, f"keep: {out.keep.tolist()} for {wanted.keep}: {case}"
     if out.keep_turns is not None:
-        assert out.keep_turns.tolist() == [x for row in wanted.keep_turns for x in row], f"keep_turns: {case}"
+        # Behind the turns of a batch stand those that it might have had.
+        turns = [x for row in wanted.keep_turns for x in row]
+        more = [True] * (len(out.keep_turns) - len(turns))
+        assert out.keep_turns.tolist() == turns + more, f"keep_turns: {case}"
     if wanted.mask_is_the_given and mask is not None:
         assert out.mask is mask, f"mask is not the one given: {case}"
     else:
@@ -197,21 +200,23 @@ def loss(
     objective: Objective,
     out: rc.PolicyLoss,
     sequences: list[oracle_loss.Sequence],
-    gradient: tuple[list[list[float]], list[float]],
+    gradients: list[tuple[list[list[float]], list[float]]],
     dtype: torch.dtype,
     case: str,
     total: float | None = None,
+    bonus: rc.EntropyBonus | None = None,
 ) -> None:
-    """Compare value, gradient and metrics; the gradient is 0 at every token that has no part in the loss.
+    """Compare value, gradients and metrics; a gradient is 0 at every token that has no part in the loss.
 
     Args:
         objective: The objective.
         out: What the call gave.
         sequences: As the oracle takes them.
-        gradient: By new_logp, of each sequence, and in slots without a token.
-        dtype: Of new_logp.
+        gradients: By new_logp, and by the entropy where it has a bonus: of each sequence, and elsewhere.
+        dtype: Of new_logp and the entropy.
         case: What the call was.
         total: The divisor that the call was given.
+        bonus: Of the entropy.
     """
     within = margin(torch.promote_types(dtype, torch.float32))
     if objective.surrogate.traits.sees != "token":
@@ -222,22 +227,27 @@ def loss(
     def is_near(got: float, wanted: float, by: float) -> bool:
         return error(got, wanted) <= by * max(1.0, size / max(1.0, abs(wanted)))
 
-    wanted = oracle_loss.value(objective, sequences, total)
+    wanted, slopes = oracle_loss.value(objective, sequences, total), [oracle_loss.gradient(objective, sequences, total)]
+    if bonus is not None:
+        more, of_entropy = oracle_loss.bonus(bonus, objective, sequences, total)
+        wanted, slopes = wanted + more, [*slopes, of_entropy]
     assert is_near(out.value.item(), wanted, within), f"value {out.value.item()} for {wanted}: {case}"
-    slopes, elsewhere = gradient
-    assert not any(elsewhere), case
-    # The gradient has the dtype of new_logp.
+    # A gradient has the dtype of what it is of.
     by = max(within, margin(dtype, 1))
-    for q, row, expected in zip(sequences, slopes, oracle_loss.gradient(objective, sequences, total), strict=True):
-        touched = oracle_loss.known(q, objective.surrogate)
-        for t, (a, b) in enumerate(zip(row, rounded(expected, dtype), strict=True)):
-            # Beyond the range of float16 a term is infinite, and two of them may be no number.
-            right = math.isnan(b) or (math.isinf(b) and not math.isfinite(a)) or is_near(a, b, by)
-            assert right, f"gradient at {t}: {a} for {b}: {case}"
-            assert t in touched or a == 0.0, case
+    for of, (rows, elsewhere), every in zip(("new_logp", "entropy"), gradients, slopes, strict=False):
+        assert not any(elsewhere), case
+        for q, row, expected in zip(sequences, rows, every, strict=True):
+            touched = oracle_loss.known(q, objective.surrogate) if of == "new_logp" else oracle_loss.valid(q)
+            for t, (a, b) in enumerate(zip(row, rounded(expected, dtype), strict=True)):
+                # Beyond the range of float16 a term is infinite, and two of them may be no number.
+                right = math.isnan(b) or (math.isinf(b) and not math.isfinite(a)) or is_near(a, b, by)
+                assert right, f"gradient by {of} at {t}: {a} for {b}: {case}"
+                assert t in touched or a == 0.0, case
     found, every = out.metrics(), oracle_loss.metrics(objective, sequences)
     for key, value in every.items():
         got, allowed = found[key], within
+        if key == "surrogate_loss_mean":
+            allowed *= max(1.0, oracle_loss.largest_policy_loss(objective, sequences) / max(1.0, abs(value)))
         if key.endswith("std"):
             got, value, allowed = got**2, value**2, allowed * (1.0 + found["surrogate_ratio_max"] ** 2)
         assert error(got, value) <= allowed, f"{key}: {found[key]} for {every[key]}: {case}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -56,6 +56,8 @@ class Drawn:
         turns = made.batch.get("turns")
         if turns is not None and made.laid.could_be_ids(turns):
             made.batch["turns"] = torch.cat([turns, turns[-1:]])
+        # What draws know a sequence by.
+        made.batch["sequence_ids"] = torch.tensor(tokens.of_sequences["ids"]).long()
         if "groups" in made.batch:
             made.batch["groups"] = rc.Groups(index=made.batch["groups"].index.long(), count=3)
         if "scale" in given:
@@ -101,14 +103,17 @@ def correction(seed: int, normalize=(None, "sequence", "group"), units=UNITS) ->
     return Drawn(rng, random_tokens(rng), replace(spec, report=("native",)), None, rng.choice(HALVES))
 
 
-def loss(seed: int) -> Drawn:
-    """Draw a loss in float64, whose surrogate looks at sequences at most."""
+LOOKING = ("ClipCov", "KLCov", "REAL")
+OTHERS = [name for name in SURROGATES if name not in LOOKING]
+
+
+def loss(seed: int, names: Sequence[str] = OTHERS, dtype: torch.dtype = torch.float64) -> Drawn:
+    """Draw a loss of one of these surrogates."""
     rng = random.Random(f"invariant loss {seed}")
-    names = [name for name in SURROGATES if name not in ("ClipCov", "KLCov", "REAL")]
     made = None
     while made is None or getattr(made.surrogate, "over", "sequence") == "turn":
         made = replace(random_loss(rng, rng.choice(names)), entropy_bonus=None)
-    return Drawn(rng, random_tokens(rng), None, made, torch.float64)
+    return Drawn(rng, random_tokens(rng), None, made, dtype)
 
 
 def joined(one: Tokens, other: Tokens) -> Tokens:

@@ -6,6 +6,7 @@ kept mass. What each option means has its own tests; here they meet.
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 from collections.abc import Callable, Sequence
@@ -19,11 +20,9 @@ import rollout_corr as rc
 from builders import compare
 from frozen.calls import Call, correct_call, loss_call
 from frozen.generator import CURRENT_VERSION, UNITS, random_loss, random_spec
-from oracles import batch_losses
 from oracles import correction as oracle
 from oracles import loss as oracle_loss
 from oracles import metrics as oracle_metrics
-from oracles.loss_terms import base_of
 from oracles.numbers import NEAR
 from rollout_corr.backends import operators
 from rollout_corr.backends.loss_task import beyond_kernels
@@ -33,7 +32,7 @@ from rollout_corr.specs.terms import Objective
 
 
 def correction(seed: str, units=UNITS, rules: bool = False, **of_batch: Any) -> Call:
-    """Draw a correction whose turns are offsets, and whose padding is masked: it would count as tokens."""
+    """Draw a correction whose padding is masked: it would count as tokens."""
     rng = random.Random(seed)
     while True:
         call = correct_call(rng, random_spec(rng, units, rules), **of_batch)
@@ -45,13 +44,13 @@ def correction(seed: str, units=UNITS, rules: bool = False, **of_batch: Any) -> 
 def loss(seed: str, name: str, term: bool, units: Sequence[str] | None = None) -> Call:
     """Draw a loss of a class of surrogates in `frozen.generator.SURROGATES`; with `term` it has a KL.
 
-    It has no ratio of turns or bonus of the entropy, since the oracle has none. With `units` it has a Spec over these,
+    It has no ratio of turns, since the oracle has none. With `units` it has a Spec over these,
     which propagates nothing: the oracle's sums are of finite numbers.
     """
     rng = random.Random(seed)
     while True:
         # Covariances of far log-probs are equal up to their rounding, which chooses.
-        drawn, spec, mode = replace(random_loss(rng, name), entropy_bonus=None), None, None
+        drawn, spec, mode = random_loss(rng, name), None, None
         if units is not None:
             # Half of the steps in bypass mode, where no criterion compares new and old.
             mode = "both" if drawn.surrogate.of is not None else rng.choice(("bypass", "bypass", "decoupled", "both"))
@@ -81,13 +80,11 @@ def on_kernels(call: Call) -> bool:
 
 
 def is_oracles(call: Call) -> bool:
-    """Whether the oracles know what a call brings: turns as offsets, one entropy, no padding that counts as tokens."""
-    batch, laid, spec = call.drawn.batch, call.drawn.laid, call.spec
-    turns = batch.get("turns", laid.turn_offsets())
-    offsets = isinstance(turns, Tensor) and not turns.is_nested and turns.equal(laid.turn_offsets())
+    """Whether the oracles know what a call brings: one entropy, no padding that counts as tokens."""
+    spec = call.spec
     # A call may have two entropies, of other dtypes.
     both = spec is not None and spec.reads_entropy and any(criterion.name == "entropy" for criterion in spec.criteria)
-    return offsets and not both and ("mask" in batch or not laid.layout.padded)
+    return not both and ("mask" in call.drawn.batch or not call.drawn.laid.layout.padded)
 
 
 def use_of(call: Call) -> str:
@@ -100,9 +97,9 @@ def use_of(call: Call) -> str:
 
 def is_tied(call: Call) -> bool:
     """Whether several covariances lie where KLCov cuts, up to the rounding of the largest, which chooses then."""
-    tokens = batch_losses.tokens_of(call.loss.surrogate, sequences_of_loss(call, Told(call)))
-    values = sorted(batch_losses.covariances(tokens), reverse=True)
-    cut = values[batch_losses.many(call.loss.surrogate, tokens) - 1] if values else 0.0
+    tokens = oracle_loss.tokens_of(call.loss.surrogate, sequences_of_loss(call, Told(call)))
+    values = sorted(oracle_loss.covariances(tokens), reverse=True)
+    cut = values[oracle_loss.many(call.loss.surrogate, tokens) - 1] if values else 0.0
     return sum(abs(value - cut) <= NEAR * max(map(abs, values)) for value in values) > 1
 
 
@@ -140,6 +137,28 @@ class Told:
             return None
         return [s // groups.size for s in range(self.count)] if groups.index is None else groups.index.tolist()
 
+    @property
+    def turns(self) -> list[list[int]]:
+        """The lengths of turns: those drawn, or what ids or the runs of the mask cut the slots of a sequence into."""
+        given, laid = self.batch.get("turns"), self.laid
+        offsets = isinstance(given, Tensor) and not given.is_nested and given.equal(laid.turn_offsets())
+        if given is None or offsets:
+            return self.tokens.turns
+        runs = given == "runs"
+        slots = self.batch["mask"] if runs else given.ids if isinstance(given, rc.TurnIds) else given
+        slots = torch.cat(slots or [torch.zeros(0)]) if isinstance(slots, list) else slots
+        x = (slots.values() if slots.is_nested else slots.reshape(-1)).tolist()
+        found = []
+        for begin, end in itertools.pairwise(laid.begins):
+            if runs:
+                # The first run begins where the sequence does.
+                starts = [i for i in range(begin, end) if x[i] and (i == begin or not x[i - 1])][1:]
+            else:
+                starts = [i for i in range(begin + 1, end) if x[i] != x[i - 1]]
+            edges = itertools.pairwise([begin, *starts, end]) if begin < end else ()
+            found.append([sum(a <= place < b for place in laid.places.tolist()) for a, b in edges])
+        return found
+
     def sequences(self, of: type, parts: dict[str, list | None], **others: Any) -> list:
         """Sequences of an oracle, of rows by the names of its fields."""
         mass = self.batch.get("kept_mass")
@@ -159,7 +178,7 @@ def sequences_of_correction(call: Call, told: Told) -> list:
         "train": new if call.mode == "bypass" else old,
         "rollout": rollout,
         "versions": None if versions is None else told.of_either(versions.ids, "versions", torch.int64),
-        "turns": told.tokens.turns,
+        "turns": told.turns,
     }
     sequences = told.sequences(oracle.Sequence, parts, current_version=CURRENT_VERSION)
     pairs = {} if call.mode == "bypass" else {"new/rollout": (new, rollout), "new/old": (new, old)}
@@ -221,6 +240,7 @@ def sequences_of_loss(call: Call, told: Told, weights: list[list[float]] | None 
         "weights": told.rows("weights", told.computes) if call.correction == "factors" else None,
         "train_mask": None if call.correction == "nothing" else told.rows("trains", torch.int64),
         "group": told.groups,
+        "entropy": None if loss.entropy_bonus is None else told.rows("entropy", policy),
     }
     if spec is not None:
         answer = answer_of(call, told)
@@ -246,7 +266,7 @@ def sequences_of_loss(call: Call, told: Told, weights: list[list[float]] | None 
 def at_one(q: Any, surrogate: Any) -> None:
     """Make the ratio of a token 1 where it is none."""
     for t, new in enumerate(q.new):
-        base = base_of(q, surrogate, t)
+        base = oracle_loss.base_of(q, surrogate, t)
         if base is not None and not math.isfinite(new - base):
             for row in (q.old, q.rollout):
                 if row is not None:
@@ -258,7 +278,7 @@ def at_one(q: Any, surrogate: Any) -> None:
 def judge_loss(call: Call, backend: str) -> None:
     """Make the call of a loss, and compare value, gradient and metrics with the oracle, of its Spec too."""
     told, loss, made, spec = Told(call), call.loss, call.drawn, call.spec
-    out, new, _ = call.lost(backend, loss)
+    out, new, entropy = call.lost(backend, loss)
     if spec is not None:
         judge_correction(call, out)
     # Its weights are judged by now: the loss has the rounding of theirs.
@@ -270,9 +290,15 @@ def judge_loss(call: Call, backend: str) -> None:
     weighed = spec is not None and spec.apply and spec.weight is not None and use_of(call) == "ratio"
     objective = Objective(loss.surrogate, loss.kl, loss.regularizer, mean, weights_are_the_ratio=weighed)
     total = None if total is None else float(total)
-    rows = new if isinstance(new, list) else [new]
-    found = torch.autograd.grad(out.value, rows) if rows else []
-    slopes = list(found) if isinstance(new, list) else found[0]
-    gradient = told.laid.read(slopes), told.laid.elsewhere(slopes)
+    leaves = [new] if loss.entropy_bonus is None else [new, entropy]
+    gradients = [gradient(out.value, leaf, told) for leaf in leaves]
     case = f"{made.laid.layout} {made.dtypes} {call.mode} {call.correction} {loss!r} {spec!r} {call.given}"
-    compare.loss(objective, out, sequences, gradient, policy, case, total)
+    compare.loss(objective, out, sequences, gradients, policy, case, total, loss.entropy_bonus)
+
+
+def gradient(value: Tensor, leaf: Any, told: Told) -> tuple[list[list[float]], list[float]]:
+    """The gradient of each sequence, and in slots without a token."""
+    rows = leaf if isinstance(leaf, list) else [leaf]
+    found = torch.autograd.grad(value, rows, retain_graph=True, materialize_grads=True) if rows else []
+    slopes = list(found) if isinstance(leaf, list) else found[0]
+    return told.laid.read(slopes), told.laid.elsewhere(slopes)

@@ -181,7 +181,7 @@ def arguments_of(objective):
 
 def compare(out, laid, sequences, objective, case, *, given=None, dtype=torch.float64):
     """Value, gradient and metrics against the oracle."""
-    to_oracle.loss(objective, out, sequences, laid.gradient(out.value), dtype, case, given)
+    to_oracle.loss(objective, out, sequences, [laid.gradient(out.value)], dtype, case, given)
 
 
 def objective(surrogate="ppo", **more):

@@ -102,7 +102,7 @@ def raises(rank):
 
 
 AWAY = (stays, leaves, dies, raises, stops)
-STEPS = ("correct: ", "policy_loss: ", "Statistics.all_reduce: ", "batch_group: ")
+STEPS = ("correct: ", "policy_loss: ", "Statistics.all_reduce: ", "ranks.batch: ")
 
 
 def step(rank, ranks, away, bad, at):

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import rollout_corr as rc
-from oracles.bounds_of_batch import kept, sample_size
+from oracles.correction import kept, sample_size
 from rollout_corr.definition.bounds import beyond
 from rollout_corr.definition.bounds_of_batch import by_sample_size, by_sort, float32_above
 

@@ -144,6 +144,22 @@ def test_a_loss(block):
         assert_same_slopes(drawn, [row for part in parts for row in part[1]], whole[1])
 
 
+@pytest.mark.parametrize("name", invariance.LOOKING)
+@pytest.mark.parametrize("block", SEEDS)
+def test_a_loss_that_looks(block, name):
+    """What is decided of a batch hangs on no order and no layout, down to float32's bits of each token's slope."""
+    for seed in seeds(block):
+        drawn = invariance.loss(seed, (name,), torch.float32)
+        drawn.loss = replace(drawn.loss, mean=rc.Mean("sum"))
+        whole, order = lost(drawn), drawn.order()
+        other = lost(drawn, drawn.tokens.sequences(order), drawn.layout)
+        assert other[1] == [whole[1][s] for s in order], seed
+        one, two = (
+            {key: x for key, x in out.metrics().items() if "cov_chosen_f" in key} for out in (whole[2], other[2])
+        )
+        assert one == two
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("length", [1, 3, 16, 17, 100, 1000])
 def test_long_sequences_keep_their_bits_wherever_they_start(dtype, length):

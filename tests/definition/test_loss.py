@@ -2,28 +2,14 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import replace
-
 import pytest
 import torch
 
 import rollout_corr as rc
 from builders.calls import bundled_loss
-from builders.loss_cases import SURROGATES
 from builders.rounding import FORMULA, assert_near, near
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-
-@pytest.mark.parametrize("name", ["ppo average", "ppo geometric", "score average", "score geometric"])
-def test_both_ratios_of_an_average_are_clamped(name):
-    """Log-ratios of 24 and 0 with a mean of 12: e^20 and e^12 are averaged, and not e^24 and e^12."""
-    new = torch.tensor([[0.0, -24.0]], dtype=torch.float64)
-    loss = rc.Loss(replace(SURROGATES[name], clamp=20.0))
-    out = rc.policy_loss(new, torch.ones(1), loss=loss, old_logp=torch.full_like(new, -24.0))
-    wanted = math.exp(16.0) if "geometric" in name else (math.exp(20.0) + math.exp(12.0)) / 2.0
-    assert out.metrics()["surrogate_ratio_max"] == near(wanted, size=0.0)
 
 
 def test_a_kl_over_micro_batches_has_a_call_of_its_own():

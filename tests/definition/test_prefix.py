@@ -5,13 +5,11 @@ test_random_calls.py holds them against loops; test_invariance.py draws them too
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 
 import rollout_corr as rc
-from builders.rounding import assert_near, near
+from builders.rounding import assert_near
 from builders.weights import weight_of
 from rollout_corr.backends import operators
 from rollout_corr.backends.registration import flat
@@ -36,44 +34,6 @@ def test_the_last_prefix_has_the_bits_of_its_sequence(dtype, reduce, level):
     last = (offsets[1:] - 1)[lengths > 0]
     assert torch.equal(prefix[last], whole[last])
     assert not torch.equal(prefix, whole)
-
-
-def test_float64_has_running_sums_to_a_rounding():
-    generator = torch.Generator().manual_seed(0)
-    d = torch.randn(3, 500, generator=generator, dtype=torch.float64) * torch.tensor([[1e-9], [0.1], [100.0]])
-    spec = rc.Spec(criteria=(rc.Criterion("k1", "prefix", "sum", upper=1e9, label="k1"),), detail="full")
-    flat = rc.correct(d.view(-1), torch.zeros(1500).double(), cu_seqlens=torch.arange(4) * 500, spec=spec)
-    row = [-math.fsum(d[s, : t + 1].tolist()) for s in range(3) for t in range(500)]
-    assert flat.metrics()["k1/max"] == near(max(row), terms=1, size=0.0)
-    tiny = rc.correct(d[:1], torch.zeros(1, 500).double(), spec=spec).metrics()
-    assert tiny["k1/max"] == near(max(row[:500]), size=2.0**-9)
-
-
-def test_a_prefix_of_no_survivor_is_that_of_its_sequence():
-    """Where a token criterion takes a sequence and sums run over survivors, product and prefix are both of none."""
-    train = torch.tensor([0.5, 2.0, -0.5, 0.25, 0.5])
-    taken = rc.Criterion("ratio", upper=4.0, drop="sequence")
-
-    def run(weight, *more):
-        spec = rc.Spec(weight, (taken, *more), sums_over="kept")
-        return rc.correct(train, torch.zeros(5), cu_seqlens=torch.tensor([0, 3, 5]), spec=spec)
-
-    assert run(rc.Weight.product(normalize="batch")).weights[0] < 1.0
-    for growth in (None, "sqrt"):
-        prefix = run(rc.Weight("prefix", upper=9.0, growth=growth)).weights
-        assert prefix[:3].tolist() == [1.0] * 3 and prefix[4] == torch.tensor(0.75).exp()
-    late = run(None, rc.Criterion("ratio", "prefix", "sum", upper=1.1, drop="rest", label="late")).metrics()
-    assert late["late/sequences_rejected_fraction"] == 0.5 and late["late/tokens_rejected_fraction"] == 0.4
-
-
-@pytest.mark.parametrize(("stat", "bound", "d"), [("k2", 0.5, 1.25), ("ratio_error", 2.0, 1.0)])
-def test_bounds_that_grow_are_of_the_statistic_whatever_it_is_compared_by(stat, bound, d):
-    """The extremum of k2 is compared as |D|, whose bound is a root: that times sqrt(t) would be k2 within t bounds."""
-    spec = rc.Spec(criteria=(rc.Criterion(stat, "prefix", "max", upper=bound, growth="sqrt"),))
-    found = rc.correct(torch.full((1, 6), d), torch.zeros(1, 6), spec=spec).mask
-    value = {"k2": d * d / 2, "ratio_error": torch.tensor(d).exp().item()}[stat]
-    assert found.tolist() == [[value <= bound * t**0.5 for t in range(1, 7)]]
-    assert found[0, -1] and not found[0, 0]
 
 
 # --- where it runs ---

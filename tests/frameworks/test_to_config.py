@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import rollout_corr as rc
-from builders.strategies import specs
 from frameworks.test_read import READ, cases
+from frozen.generator import random_spec
 from rollout_corr.frameworks.shared import writing
 from rollout_corr.frameworks.shared.lookup import readable
 from rollout_corr.frameworks.shared.nearest import nearest
@@ -160,7 +160,7 @@ def near(draw):
 
 
 @settings(max_examples=80, deadline=None)
-@given(st.one_of(near(), near(), near(), specs(normalize=(None, "batch", "group"), prefixes=True)), st.data())
+@given(st.one_of(near(), near(), near(), st.randoms(use_true_random=False).map(random_spec)), st.data())
 def test_it_is_read_back_or_refused(spec, data):
     frameworks = FRAMEWORKS if data.draw(st.booleans()) else [data.draw(st.sampled_from(FRAMEWORKS))]
     for framework in frameworks:

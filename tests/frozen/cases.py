@@ -11,7 +11,7 @@ import torch
 import rollout_corr as rc
 
 from .calls import Call, CallOfRanks, correct_call, loss_call
-from .generator import SURROGATES, Layout, random_loss, random_spec, random_tokens
+from .generator import SURROGATES, Layout, random_loss, random_spec
 
 Draw = Callable[[], Call | CallOfRanks]
 
@@ -191,29 +191,11 @@ def on_ranks() -> Iterator[tuple[str, Draw]]:
 
 
 def _of_ranks(i: int) -> CallOfRanks:
-    rng = random.Random(f"ranks {i}")
-    tokens, count, group = random_tokens(rng), rng.choice((2, 3)), ("sequence", "batch")[i % 2]
-    if group == "batch":
-        parts = [tokens.sequences(range(rank, len(tokens.lengths), count)) for rank in range(count)]
+    from builders import parts
+
+    group = ("sequence", "batch")[i % 2]
+    if i % 3 < 2:
+        together = parts.correction(f"ranks {i}", group)
     else:
-        owners = [_owners(rng, n, count) for n in tokens.lengths]
-        parts = [tokens.held(owners, rank) for rank in range(count)]
-    spec = random_spec(rng, ("token", "sequence", "turn"), rules=group == "batch", of_loss=i % 3 == 2)
-    loss = random_loss(rng, rng.choice(tuple(SURROGATES) if group == "batch" else ("PPO", "GSPO", "Score", "GMPO")))
-    calls = []
-    for part in parts:
-        own = random.Random(f"rank {i}")
-        if i % 3 == 2:
-            calls.append(loss_call(own, loss, spec, part=part, extras=0.0))
-        else:
-            calls.append(correct_call(own, spec, part=part, extras=0.0))
-    return CallOfRanks(calls, group)
-
-
-def _owners(rng: random.Random, length: int, count: int) -> list[int]:
-    """In stretches, one after the other or there and back, or the whole sequence on one rank."""
-    way, stretches = rng.choice(("contiguous", "zigzag", "whole")), {"contiguous": count, "zigzag": 2 * count}
-    if way == "whole":
-        return [rng.randrange(count)] * length
-    places = [t * stretches[way] // length for t in range(length)]
-    return [min(place, 2 * count - 1 - place) if way == "zigzag" else place for place in places]
+        together = parts.loss(f"ranks {i}", list(SURROGATES)[i // 3 % len(SURROGATES)])
+    return CallOfRanks([together.call(rank) for rank in range(together.parts.count)], together.parts.group)

@@ -93,6 +93,15 @@ class Tokens:
         )
 
 
+def stated(of_turns: list[list[int]] | None = None, **rows: list[Column]) -> Tokens:
+    """Tokens of given numbers, sequence by sequence; columns that are not given are 0, and all tokens are valid."""
+    lengths = list(map(len, next(iter(rows.values()))))
+    columns = {name: [0.0] * sum(lengths) for name in COLUMNS}
+    columns |= {name: list(itertools.chain(*column)) for name, column in rows.items()}
+    numbers = {"ids": [float(s) for s in range(len(lengths))]}
+    return Tokens(lengths, [True] * sum(lengths), columns, numbers, of_turns or [[n] for n in lengths])
+
+
 def bell(rng: random.Random, scale: float) -> float:
     """A number around 0, at most three times the scale away."""
     return 2.0 * scale * (rng.random() + rng.random() + rng.random() - 1.5)
@@ -482,6 +491,9 @@ def _turns(rng: random.Random, laid: LaidOut, batch: dict[str, Any]) -> Any:
     if kind == "runs" and "mask" in batch:
         return "runs"
     most = max(1, sum(map(len, laid.tokens.turns)) + len(laid.tokens.lengths))
+    if laid.layout.kind == "holes":
+        # The id of a slot between two tokens begins a turn of its own.
+        most = max(1, math.prod(laid.shape))
     return laid.turn_ids() if kind == "ids" else rc.TurnIds(laid.turn_ids(), at_most=most)
 
 

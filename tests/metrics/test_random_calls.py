@@ -13,7 +13,7 @@ import rollout_corr as rc
 from builders import compare, judges
 from builders.judges import Told
 from builders.rounding import near
-from frozen.generator import LABELS
+from frozen.generator import LABELS, SURROGATES
 from frozen.runners import run_as
 from oracles import correction as oracle
 from oracles import metrics as oracle_metrics
@@ -45,7 +45,8 @@ def labels_of(call, told, sequences):
     signs = [[sign(x) for x in row] if isinstance(row, list) else sign(row) for row in advantages]
     found["advantage"] = rc.Labels(), signs
     turns = [len(row) for row in tokens.turns]
-    if "turns" in told.batch and sum(turns) not in (told.count, len(tokens.valid)):
+    # Labels of turns need their offsets.
+    if "turns" in told.batch and told.turns is tokens.turns and sum(turns) not in (told.count, len(tokens.valid)):
         kinds = iter(i % 3 for i in range(sum(turns)))
         of_turns = [[kind for n in row for kind in [next(kinds)] * n] for row in tokens.turns]
         numbers = torch.arange(sum(turns)) % 3
@@ -131,13 +132,17 @@ def test_metrics_by_label(block):
 
 @pytest.mark.parametrize("block", BLOCKS)
 def test_metrics_as_tensors(block):
-    """All that are made of sums and extrema."""
+    """All that are made of sums and extrema, of losses and merged statistics too, and without a read of any value."""
     for seed in range(15 * block, 15 * block + 15):
         call = judges.correction(f"tensors {seed}", rules=True, extras=0.5)
-        out = call.corrected(call.spec, "torch")
-        for key, value in out.metrics().items():
-            if re.search("correlation$|_p[0-9.]+$|/(lower|upper)_m..$", key):
-                continue  # no sums, and refused as such
-            found = out.statistics.on_device(key)
-            assert found.shape == () and found.dtype == torch.float64
-            assert found.item() == near(value, size=0.0), (seed, key)
+        lost = judges.loss(f"tensors {seed}", list(SURROGATES)[seed % len(SURROGATES)], False)
+        one, (of_loss, _, _) = call.corrected(call.spec, "torch").statistics, lost.lost("torch", lost.loss)
+        for statistics in (one, one + one, of_loss.statistics):
+            without_values = statistics.to("meta")
+            for key, value in statistics.metrics().items():
+                if re.search("correlation$|_p[0-9.]+$|/(lower|upper)_m..$|^surrogate_ratio_m..$", key):
+                    continue  # no sums, and refused as such
+                found = statistics.on_device(key)
+                assert found.shape == () and found.dtype == torch.float64
+                assert found.item() == near(value, size=0.0), (seed, key)
+                assert without_values.on_device(key).is_meta

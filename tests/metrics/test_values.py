@@ -1,4 +1,4 @@
-"""Metrics of the histogram and of single bits; all others are judged in test_random_calls.py."""
+"""Metrics at their edges, on the host and as tensors; all others are judged in test_random_calls.py."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import rollout_corr as rc
+from builders.weights import weight_of
 from rollout_corr.metrics import histogram
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -51,3 +52,34 @@ def test_percentiles_of_exact_zeros_are_zero():
     low, middle, high = ([found[f"logratio_p{p}"] for p in some] for some in ((1, 5, 10), (25, 50, 75), (90, 95, 99)))
     assert middle == [0.0] * 3
     assert all(-4e-8 < p < 0.0 for p in low) and all(0.0 < p < 4e-8 for p in high)
+
+
+def test_0_of_0_among_some_tokens():
+    """All weights are 0, and so is the entropy."""
+    d, zeros = torch.full((2, 3), 3.0), torch.zeros(2, 3)
+    out = rc.correct(d, zeros, rc.Batch(entropy=zeros), spec=rc.Spec(rc.Weight.token(upper=2.0, outside="zero")))
+    for key in ("weight_ess", "kl_rollout_train_k3_over_entropy"):
+        assert out.statistics.on_device(key).item() == out.metrics()[key] == 0.0
+
+
+@pytest.mark.parametrize("level", ["token", "product"])
+def test_the_sample_size_of_a_weight_that_is_nan_is_nan(level):
+    """As its mean is, on the host, as a tensor and of its label alone: 1.0 would say that all is well."""
+    d = torch.tensor([[0.1, math.nan], [0.2, 0.3]])
+    batch = rc.Batch(labels={"task": rc.Labels(torch.tensor([0, 1]), 2)})
+    out = rc.correct(d, torch.zeros_like(d), batch, spec=rc.Spec(weight_of(level), nonfinite="propagate"))
+    found, of_labels = out.metrics(), out.metrics(by="task")
+    for key in [key for key in found if key.endswith("_ess")]:
+        assert math.isnan(found[key]) and math.isnan(out.statistics.on_device(key).item()), key
+    key = "weight_ess" if level == "token" else "sequence_weight_ess"
+    assert math.isnan(of_labels[f"task/0/{key}"])
+    assert 0.99 < of_labels[f"task/1/{key}"] <= 1.0
+
+
+def test_a_key_that_no_tensor_has():
+    with pytest.raises(
+        ValueError, match="key: expected a native metric of these statistics, got 'weight_ess'; they ha"
+    ):
+        rc.Statistics.nothing(rc.Spec()).on_device("weight_ess")
+    with pytest.raises(ValueError, match=r"key: expected a metric that is a sum, .* got 'prob_correlation', whose"):
+        rc.Statistics.nothing(rc.Spec(detail="full")).on_device("prob_correlation")

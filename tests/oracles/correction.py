@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from typing import Any
 
 from oracles.numbers import (
@@ -270,11 +271,12 @@ def log_weight(weight, row, places, counted, t):
 
 def bound(weight, raw, growth=1.0):
     low, high = (None if end is None else end**growth for end in (weight.lower, weight.upper))
-    if low is not None and raw < low:
-        return 0.0 if weight.outside == "zero" else low
-    if high is not None and raw > high:
-        return 0.0 if weight.outside == "zero" else high
-    return 0.0 if math.isnan(raw) and weight.outside == "zero" and (low, high) != (None, None) else raw
+    if weight.outside == "zero":
+        inside = (low is None or raw >= low) and (high is None or raw <= high)
+        return raw if inside else 0.0
+    # Where two bounds cross, the upper one holds.
+    raw = low if low is not None and raw < low else raw
+    return high if high is not None and raw > high else raw
 
 
 def weigh(spec, sequence, row, alive):
@@ -382,3 +384,53 @@ def correct(sequences, spec, groups=None):
         sequences, weights, mask, not edits, keep, keep_turns, rejected, raw, bounded, growths, units, divided,
         outcomes, tokens,
     )  # fmt: skip
+
+
+# --- bounds that the batch decides ---
+
+
+def kept(rule, side, values):
+    """True for each value that a rule keeps; NaN is kept by none.
+
+    Args:
+        rule: A rule of the package; its fields are read.
+        side: "lower" or "upper".
+        values: Floats.
+    """
+    numbers = [x for x in values if not math.isnan(x)]
+    good = set()
+    # The kept values grow by one distinct value after another, from the end that the side keeps.
+    for candidate in sorted(set(numbers), reverse=side == "lower"):
+        up_to = [x for x in numbers if (x >= candidate if side == "lower" else x <= candidate)]
+        if type(rule).__name__ == "MeanBelow":
+            if good and not mean_is_below(up_to, rule.below):
+                break
+            good.add(candidate)
+            if not mean_is_below(up_to, rule.below):
+                break
+            continue
+        good.add(candidate)
+        if enough(rule, side, len(up_to), len(numbers)):
+            break
+    return [x in good for x in values]
+
+
+def enough(rule, side, count, n):
+    if type(rule).__name__ == "Quantile":
+        return count / n >= rule.q if side == "upper" else (n - count) / n <= rule.q
+    return count / n >= rule.share if rule.count is None else count >= rule.count
+
+
+def mean_is_below(values, below):
+    """Exactly, without rounding; an infinite value is never below."""
+    if math.inf in values:
+        return False
+    if -math.inf in values:
+        return True
+    return sum(map(Fraction, values)) < Fraction(below) * len(values)
+
+
+def sample_size(weights, bound):
+    """(sum of w)^2 / (n sum of w^2) of weights clamped at a bound."""
+    clamped = [min(w, bound) for w in weights]
+    return math.fsum(clamped) ** 2 / (len(clamped) * math.fsum(w * w for w in clamped))

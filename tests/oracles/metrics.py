@@ -36,14 +36,6 @@ def pearson(xs, ys):
     return mean((x - mx) * (y - my) for x, y in zip(xs, ys, strict=True)) / (std(xs) * std(ys))
 
 
-def condition(answer):
-    """By what a correlation of probabilities multiplies rounding: their squares around 1 over their variances."""
-    tokens = [row[t] for row in answer.tokens for t in measured(row, range(len(row)))]
-    sides = [[probability(x) - 1.0 for x in row] for row in ([t.train for t in tokens], [t.rollout for t in tokens])]
-    spreads = [std(side) ** 2 for side in sides]
-    return max(mean(x * x for x in side) / spread for side, spread in zip(sides, spreads, strict=True) if spread)
-
-
 def percentile(values, percent):
     """The smallest value that at least `percent` per cent of all values do not exceed."""
     ordered = sorted(values)
