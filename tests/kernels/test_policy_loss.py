@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -30,9 +31,9 @@ C = rc.Criterion
 INF, NAN = math.inf, math.nan
 
 
-def a_loss(loss, shape=(3, 20), seed=0, **batch):
+def a_loss(loss, shape=(3, 20), **batch):
     """A call of a loss of log-probs that differ by a few tenths; a fifth of the tokens is masked."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     new = -torch.rand(shape, generator=generator) - 0.1
     train, rollout, ref = (new + 0.3 * torch.randn(shape, generator=generator) for _ in range(3))
     batch = {"mask": torch.rand(shape, generator=generator) < 0.8} | batch
@@ -48,9 +49,14 @@ def lost(call, backend="triton"):
     return out, torch.autograd.grad(out.value, new)[0]
 
 
-def compare(call, device):
-    call.drawn.tensors = {name: x.to(device) for name, x in call.drawn.tensors.items()}
-    call.drawn.batch = {name: x.to(device) if torch.is_tensor(x) else x for name, x in call.drawn.batch.items()}
+def on(device, call):
+    """The call with its tensors on a device."""
+    tensors = {name: x.to(device) for name, x in call.drawn.tensors.items() if x is not None}
+    batch = {name: x.to(device) if torch.is_tensor(x) else x for name, x in call.drawn.batch.items()}
+    return replace(call, drawn=replace(call.drawn, tensors=tensors, batch=batch))
+
+
+def compare(call):
     with shaped(FEW), unchecked(), watched():
         assert_loss_like_reference(call)
 
@@ -63,8 +69,8 @@ def compare(call, device):
 def test_nothing_to_train_on(shape, offsets, surrogate, device):
     """0, and gradients of 0 that keep the graph."""
     offsets = {} if offsets is None else {"cu_seqlens": torch.tensor(offsets)}
-    call = a_loss(rc.Loss(surrogate), shape, mask=torch.zeros(shape), **offsets)
-    compare(call, device)
+    call = on(device, a_loss(rc.Loss(surrogate), shape, mask=torch.zeros(shape), **offsets))
+    compare(call)
     out, slope = lost(call)
     assert out.value == 0.0 and slope.shape == shape and not slope.any()
 
@@ -87,46 +93,46 @@ def test_any_byte_of_a_bool_mask_is_a_factor_of_1(rejected, device):
 
 def test_a_policy_at_its_reference_has_no_slope(device):
     """|k| has none at 0, where autograd's is 0 too."""
-    call = a_loss(rc.Loss(kl=rc.KL("abs", 0.3)))
+    call = on(device, a_loss(rc.Loss(kl=rc.KL("abs", 0.3))))
     call.drawn.tensors["ref"] = call.drawn.tensors["new"].clone()
-    compare(call, device)
+    compare(call)
 
 
 def test_a_bound_of_a_kl_bounds_it_below_0_too(device):
-    compare(a_loss(rc.Loss(kl=rc.KL("k1", 0.3, weight="ratio", bound=0.05))), device)
+    compare(on(device, a_loss(rc.Loss(kl=rc.KL("k1", 0.3, weight="ratio", bound=0.05)))))
 
 
 def test_a_kl_with_a_mean_over_sequences_counts_no_turns(device):
     loss = rc.Loss(rc.GSPO(over="turn"), kl=rc.KL("k3", 0.5, mean=rc.Mean("sequence")))
     fields = {"cu_seqlens": torch.tensor([0, 40, 60]), "turns": torch.tensor([0, 10, 40, 60])}
-    compare(a_loss(loss, (60,), **fields), device)
+    compare(on(device, a_loss(loss, (60,), **fields)))
 
 
 @pytest.mark.parametrize("kind", ["k1", "k2", "k3", "abs"])
 def test_squares_and_penalties_saturate(kind, device):
     """Differences of thousands: squares and KL terms run within +-1024, and pull no further beyond."""
     surrogate = rc.DRO(0.5, "token" if kind in ("k1", "k3") else "sequence")
-    call = a_loss(rc.Loss(surrogate, kl=rc.KL(kind, 0.1), regularizer=rc.SquaredLogRatio(0.1)))
+    call = on(device, a_loss(rc.Loss(surrogate, kl=rc.KL(kind, 0.1), regularizer=rc.SquaredLogRatio(0.1))))
     call.drawn.tensors["new"][:, ::2] -= 3000.0
-    compare(call, device)
+    compare(call)
 
 
 @pytest.mark.parametrize("nonfinite", ["neutral", "propagate"])
 @pytest.mark.parametrize("surrogate", [rc.PPO(), rc.GMPO(), rc.DPPO(upper=None)], ids=repr)
 def test_nonfinite_policies(surrogate, nonfinite, device):
     """A base that is not finite is read as new_logp, or poisons the value and the gradients that it has a part in."""
-    call = a_loss(rc.Loss(surrogate))
+    call = on(device, a_loss(rc.Loss(surrogate)))
     call.spec = rc.Spec(nonfinite=nonfinite)
     call.drawn.tensors["train"][1, call.drawn.batch["mask"][1].nonzero()[3]] = NAN
-    compare(call, device)
+    compare(call)
     assert lost(call)[0].value.isfinite() == (nonfinite == "neutral")
 
 
 @pytest.mark.parametrize("surrogate", [rc.PPO(0.1, 0.28, dual=1.5), rc.GSPO(0.05, 0.06), rc.VESPO()], ids=repr)
 def test_a_scale_that_is_not_finite_is_read_as_0_where_others_propagate(surrogate, device):
     """A clipped token has the gradient 0, which times infinity is NaN."""
-    call = a_loss(rc.Loss(surrogate, kl=rc.KL("k3", 0.1, bound=0.01)))
-    call.spec, scale = rc.Spec(nonfinite="propagate"), torch.ones(3, 20)
+    call = on(device, a_loss(rc.Loss(surrogate, kl=rc.KL("k3", 0.1, bound=0.01))))
+    call.spec, scale = rc.Spec(nonfinite="propagate"), torch.ones(3, 20, device=device)
     scale[:, ::3], scale[:, 1::5], scale[:, 2::7] = INF, -INF, NAN
     found = []
     for call.given["scale"] in (scale, scale.nan_to_num(0.0, 0.0, 0.0)):
@@ -138,11 +144,11 @@ def test_a_scale_that_is_not_finite_is_read_as_0_where_others_propagate(surrogat
 @pytest.mark.parametrize("shape", [(3, 20), (3,)])
 @pytest.mark.parametrize("surrogate", [rc.PPO(), rc.GSPO()], ids=repr)
 def test_an_advantage_that_is_not_finite_leaves_out_its_token_or_its_sequence(surrogate, shape, device):
-    call = a_loss(rc.Loss(surrogate))
-    advantages = torch.ones(shape)
+    call = on(device, a_loss(rc.Loss(surrogate)))
+    advantages = torch.ones(shape, device=device)
     advantages[0], advantages[2] = NAN, INF
     call.drawn.tensors["advantages"] = advantages
-    compare(call, device)
+    compare(call)
     out, slope = lost(call)
     assert out.metrics()["tokens_loss_nonfinite"] == call.drawn.batch["mask"][[0, 2]].sum() and not slope[[0, 2]].any()
 
@@ -173,7 +179,7 @@ def test_bounds_are_inclusive_to_the_bit(device):
 def test_a_gradient_does_not_hang_on_what_is_packed_around_it(surrogate, device):
     """Over a divisor that the caller has counted: to the bit, whatever the neighbors, the place and the tiles."""
     cuts = [0, 7, 8, 8, 30, 60]
-    call = a_loss(rc.Loss(surrogate), (60,), cu_seqlens=torch.tensor(cuts), total=7.0)
+    call = on(device, a_loss(rc.Loss(surrogate), (60,), cu_seqlens=torch.tensor(cuts), total=7.0))
     with shaped(NARROW):
         (out, new, _), (again, same, _) = (call.lost("triton", call.loss) for _ in range(2))
         together, repeated = torch.autograd.grad(out.value, new)[0], torch.autograd.grad(again.value, same)[0]
@@ -195,7 +201,7 @@ def test_a_gradient_does_not_hang_on_what_is_packed_around_it(surrogate, device)
 @pytest.mark.parametrize("surrogate", [rc.PPO(), rc.GMPO()], ids=repr)
 def test_an_advantage_that_a_row_repeats_is_one_of_its_sequence(surrogate, device):
     """To the bit: [B, 1] expanded to [B, T], and the copy that it would be."""
-    call, found = a_loss(rc.Loss(surrogate)), []
+    call, found = on(device, a_loss(rc.Loss(surrogate))), []
     repeated = call.drawn.tensors["advantages"][:, :1].expand(3, 20)
     for call.drawn.tensors["advantages"] in (repeated, repeated.contiguous()):
         out, slope = lost(call)

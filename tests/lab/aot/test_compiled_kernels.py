@@ -125,24 +125,28 @@ def test_tokens_of_a_thread(variant, nvidia, amd):
     assert found == [nvidia, amd]
 
 
-def test_advantages_of_packed_batches_ask_for_more_registers():
-    """With 128 a thread of `read` spills 80 bytes there, and up to 20 of padded rows, as the variant has."""
-    plan = VARIANTS["open_instruct.vaco"].launches()[0].arguments["PLAN"]
-    packed = dataclasses.replace(plan, packed=True)
-    plans = (plan, packed, dataclasses.replace(packed, advantages=None))
-    assert [one.registers for one in plans] == [136, 168, 128]
+def plan_of(variant, **changed):
+    return dataclasses.replace(variant.launches()[0].arguments["PLAN"], **changed)
 
 
-def test_two_criteria_of_tokens_a_kept_mass_and_further_policies_ask_for_more_registers():
-    """With 128 and 168 they spill 20 or 24 bytes in loops for sm_100, with these none."""
-    of_peers = (
-        VARIANTS[name].launches()[0].arguments["PLAN"].registers
-        for name in ("slime.mis", "verl.decoupled_k3_rs_token_tis")
-    )
-    assert [*of_peers] == [136, 136]
-    plan = STEP_VARIANTS["zeroed"].launches()[0].arguments["PLAN"]
-    assert [plan.registers, dataclasses.replace(plan, mass=None, spec_mass=False).registers] == [184, 168]
-    assert STEP_VARIANTS["of_new"].launches()[0].arguments["PLAN"].registers == 184
+@pytest.mark.parametrize(
+    ("variant", "changed", "registers"),
+    [
+        # With 128 a thread of `read` spills 80 bytes where advantages are packed, and up to 20 of padded rows.
+        (VARIANTS["open_instruct.vaco"], {}, 136),
+        (VARIANTS["open_instruct.vaco"], {"packed": True}, 168),
+        (VARIANTS["open_instruct.vaco"], {"packed": True, "advantages": None}, 128),
+        # Two criteria of tokens, a kept mass and further policies spill 20 or 24 bytes in loops for sm_100 with 128 and
+        # 168, with these none.
+        (VARIANTS["slime.mis"], {}, 136),
+        (VARIANTS["verl.decoupled_k3_rs_token_tis"], {}, 136),
+        (STEP_VARIANTS["zeroed"], {}, 184),
+        (STEP_VARIANTS["zeroed"], {"mass": None, "spec_mass": False}, 168),
+        (STEP_VARIANTS["of_new"], {}, 184),
+    ],
+)
+def test_the_cap_of_registers(variant, changed, registers):
+    assert plan_of(variant, **changed).registers == registers
 
 
 # --- what has to hold ---

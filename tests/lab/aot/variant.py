@@ -7,7 +7,7 @@ sequences are on average. Lengths and thresholds are in no key.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -220,17 +220,22 @@ class LossVariant(VariantLayout):
 
     def launches(self, given: LossOperands | None = None) -> tuple[Launch, ...]:
         """List what a forward and a backward would launch for a batch, by default one on the meta device."""
-        from rollout_corr.kernels.policy_loss.launch import prepare, prepare_scale
+        from rollout_corr.kernels.policy_loss.launch import prepare
 
         given = self.given(self.tokens, self.tokens // self.length) if given is None else given
         found, launches = prepare(given, self.objective)
         if found.gradient is None:
             return launches
-        upstream = torch.ones((), dtype=found.value.dtype, device=given.new.device)
-        slope = ScaleOperands(
-            found.gradient, found.inners, upstream, found.rest, given.offsets, found.flags, given.new.dtype
-        )
-        return (*launches, prepare_scale(slope, in_place=True)[1])
+        return (*launches, _backward(found, given))
+
+
+def _backward(found: Any, given: LossOperands) -> Launch:
+    """The launch of a backward pass behind a loss."""
+    from rollout_corr.kernels.policy_loss.launch import prepare_scale
+
+    one = torch.ones((), dtype=found.value.dtype, device=given.new.device)
+    slope = ScaleOperands(found.gradient, found.inners, one, found.rest, given.offsets, found.flags, given.new.dtype)
+    return prepare_scale(slope, in_place=True)[1]
 
 
 @dataclass(frozen=True)
@@ -305,15 +310,10 @@ class StepVariant(VariantLayout):
 
     def launches(self, given: LossOperands | None = None) -> tuple[Launch, ...]:
         """List what a forward and a backward would launch for a batch, by default one on the meta device."""
-        from rollout_corr.kernels.policy_loss.launch import prepare_scale
         from rollout_corr.kernels.policy_loss.step import prepare, prepare_settled
 
         given = self.given(self.tokens, self.tokens // self.length) if given is None else given
         run = prepare_settled if given.step.settles else prepare
         found, launches = run(given, self.spec, self.objective)
         assert found.gradient is not None
-        upstream = torch.ones((), dtype=found.value.dtype, device=given.new.device)
-        slope = ScaleOperands(
-            found.gradient, found.inners, upstream, found.rest, given.offsets, found.flags, given.new.dtype
-        )
-        return (*launches, prepare_scale(slope, in_place=True)[1])
+        return (*launches, _backward(found, given))
