@@ -273,13 +273,6 @@ class LaidOut:
         # A short draw, repeated: a large padded batch has a million slots.
         self.garbage = torch.tensor(rng.choices(GARBAGE, k=101), dtype=torch.float64)
 
-    @property
-    def rows(self) -> list[list[Any]]:
-        """Where the tokens of each sequence are among the slots; of a list, the row and the place in it."""
-        if self.layout.kind == "list":
-            return [[(s, t) for t in range(n)] for s, n in enumerate(self.tokens.lengths)]
-        return self.tokens.rows(self.places.tolist())
-
     def read(self, x: Any) -> list[list[float]]:
         """The values at the tokens of each sequence."""
         if isinstance(x, list):

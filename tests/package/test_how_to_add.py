@@ -23,7 +23,7 @@ def test_pages_name_what_exists():
 
 
 def test_a_name_of_a_file_is_defined_there():
-    """As in "`statistic` of [criteria.py](...)" and "`SURROGATES` of `tests/builders/loss_cases.py`"."""
+    """As in "`statistic` of [criteria.py](...)" and "`SURROGATES` of `tests/frozen/generator.py`"."""
     pages = "".join(page for page in PAGES if page.startswith(TITLES))
     named = re.findall(r"`(\w+)`\s+of\s+(?:\[[^\]]+\]\(|`)([\w/.]+\.py)[`)]", pages)
     assert len(named) > 5
