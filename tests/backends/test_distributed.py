@@ -38,6 +38,12 @@ def test_a_batch_mean_over_sequences_of_a_rank_alone(on_ranks):
     assert all_near(weights, whole.weights, torch.float32, size=0.0)
 
 
+def test_what_ranks_of_both_groups_know_counts_once(on_ranks):
+    old, new = torch.linspace(-2.0, -0.1, 48).view(2, 4, 6)
+    whole = rc.policy_loss(new, torch.ones(4), old_logp=old).value.item()
+    assert sum(one.value for one in on_ranks(work.loss_of_one_group, 2)) == near(whole, torch.float32)
+
+
 def test_the_batch_group_hears_of_a_difference_among_ranks_that_share_sequences(on_ranks):
     found = on_ranks(work.both_groups, 4)
     for one in found[:2]:

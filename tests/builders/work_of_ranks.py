@@ -52,6 +52,13 @@ def a_mean_of_both_groups(rank, ranks):
     return rc.correct(logp, logp.flip(1), batch, spec=rc.Spec(rc.Weight.product(normalize="batch"))).weights
 
 
+def loss_of_one_group(rank, ranks):
+    """The share of a loss whose sequences lie on all ranks, which are the batch too: each sequence counts once."""
+    old, new = torch.linspace(-2.0, -0.1, 48).view(2, 4, 6)[:, :, 3 * rank : 3 * rank + 3]
+    batch = rc.Batch(ranks=rc.Ranks(sequence=dist.group.WORLD, batch=dist.group.WORLD))
+    return rc.policy_loss(new, torch.ones(4), batch, old_logp=old).value.item()
+
+
 def groups_gone(rank, ranks):
     """The errors of groups that cannot be used, from a call and from statistics."""
     zeros, destroyed, others = torch.zeros(2, 3), dist.new_group([0, 1]), dist.new_group([0])
