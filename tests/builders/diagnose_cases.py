@@ -33,6 +33,7 @@ class Case(NamedTuple):
     make: Callable[[int], dict[str, Tensor]]  # makes the columns from a seed
     also: tuple[str, ...] = ()  # further causes that may be named
     too: tuple[str, ...] = ()  # further causes that the dump has, and that have to be named
+    says: tuple[str, ...] = ()  # what severity, title, evidence and advice of the first finding say; with "!" do not
 
     def is_named(self, found: list[str]) -> bool:
         """Return whether these names, the gravest first, are right."""
@@ -49,9 +50,10 @@ def case(
     like: str | None = None,
     also: tuple[str, ...] = (),
     too: tuple[str, ...] = (),
+    says: tuple[str, ...] = (),
     **keywords: object,
 ) -> Case:
-    return Case(name, cause, like, lambda seed: make(seed, *arguments, **keywords), also, too)
+    return Case(name, cause, like, lambda seed: make(seed, *arguments, **keywords), also, too, says)
 
 
 def constant(value: float) -> Callable[[Tensor], Tensor]:
@@ -67,6 +69,10 @@ def unlike_sequences(seed: int) -> dict[str, Tensor]:
 
 
 OTHERS, SHARP = "different_policies", "temperature"
+RANK = r"in 12.5 % of the sequences: one rank or replica of several\? \(they are "
+EIGHTH, BLOCK = f"{RANK}the records whose number modulo 8 is 5", f"{RANK}one block, 50 to 59"
+NEAR = ("warning: ", "staleness or low precision are the usual causes", "what-if", "a LoRA adapter", "Dump versions")
+FAR = ("warning: ", "further apart than staleness or low precision usually explains", "attention mask", "!what-if")
 
 CASES = (
     case("noise of a bf16 engine", None, plain_model),
@@ -77,25 +83,23 @@ CASES = (
     case("top-p 0.95", "renormalized", planted.renormalized, top_p=0.95),
     case("top-k 8", "renormalized", planted.renormalized, top_k=8),
     case("top-p 0.9 after top-k 20", "renormalized", planted.renormalized, top_p=0.9, top_k=20),
-    case(
-        "a head that is not tied: 3 nats less everywhere",
-        "renormalized",
-        planted.not_logs,
-        lambda x: x - 3.0,
-        "train_logp",
-    ),
+    case("a head that is not tied: 3 nats less everywhere", "renormalized", planted.not_logs, lambda x: x - 3.0,
+         "train_logp"),
     case("rollout log-probs too low by a constant", "not_the_sampler", planted.not_logs, lambda x: x - 0.3),
     case("trainer so far ahead that few tokens decide", OTHERS, planted.updated, 1.6, like="not_the_sampler"),
     case("a little engine noise more", OTHERS, planted.updated, 0.25, like="not_the_sampler"),
-    case("temperature 0.7 in the engine alone", SHARP, planted.temperature, 0.7, 0.7, 1.0),
-    case("temperature 1.3 in the engine alone", SHARP, planted.temperature, 1.3, 1.3, 1.0),
+    case("temperature 0.7 in the engine alone", SHARP, planted.temperature, 0.7, 0.7, 1.0,
+         says=("error: ", "the engine has the sharper policy",
+               r"the engine's temperature is about 0\.(69|70|71) \(0\.6\d to 0\.7\d\) times")),
+    case("temperature 1.3 in the engine alone", SHARP, planted.temperature, 1.3, 1.3, 1.0,
+         says=("error: ", "the trainer has the sharper policy", "!compare tokens of the current version")),
     case("temperature 0.7, engine reports raw log-probs", SHARP, planted.temperature, 0.7, 1.0, 0.7),
     case("temperature 0.7 divides twice in the trainer", SHARP, planted.temperature, 0.7, 0.7, 0.49),
     case("temperature 0.7 on both sides", None, planted.temperature, 0.7, 0.7, 0.7, like=SHARP),
     case("temperature 0.95 in the engine alone", SHARP, planted.temperature, 0.95, 0.95, 1.0),
     case("rare tokens biased a little", None, planted.rare_tokens_biased, 0.02, like=SHARP),
     case("rare tokens biased", OTHERS, planted.rare_tokens_biased, 0.6, like=SHARP),
-    case("trainer some updates ahead", OTHERS, planted.updated, 0.5, like="renormalized"),
+    case("trainer some updates ahead", OTHERS, planted.updated, 0.5, like="renormalized", says=NEAR),
     case("trainer less sure everywhere", SHARP, planted.temperature, 1.0, 1.0, 1.2, like="renormalized"),
     case("trainer a little surer of what is likely", None, planted.sharpened, 0.2, like="renormalized"),
     case("trainer many updates ahead", OTHERS, planted.updated, 1.2, like="wrong_weights"),
@@ -104,16 +108,17 @@ CASES = (
     case("trainer surer of what is likely", OTHERS, planted.sharpened, 2.5, like=SHARP),
     case("large random weights added to the trainer", OTHERS, planted.flattened, 1.0, 0.85, like=SHARP),
     case("small random weights added to the trainer", OTHERS, planted.flattened, 0.6, 0.9, like=SHARP),
-    case("other weights", "wrong_weights", planted.other_weights),
+    case("other weights", "wrong_weights", planted.other_weights,
+         says=("error: ", "no shift and no other sequence fits better")),
     case("an untrained head", "wrong_weights", planted.untrained_head),
     case("raw log-probs, sampled at temperature 0.7", "raw_log_probs", planted.raw, 0.7),
     case("raw log-probs, sampled with top-p 0.9", "raw_log_probs", planted.raw, 1.0, 0.9),
     case("raw log-probs that sampled", None, planted.raw, like="raw_log_probs"),
     # --- other tokens
-    case("rollout log-probs one late", "shifted", planted.shifted, 1),
+    case("rollout log-probs one late", "shifted", planted.shifted, 1, says=("error: ", r"are 1 token late\n")),
     case("rollout log-probs one early", "shifted", planted.shifted, -1),
     case("rollout log-probs two late", "shifted", planted.shifted, 2),
-    case("a third of the sequences one late", "shifted", planted.shifted, 1, 0.33),
+    case("a third of the sequences one late", "shifted", planted.shifted, 1, 0.33, says=("error: ", "in 3", "!rank")),
     case("one late in text whose certainty comes in runs", "shifted", planted.shifted, 1, smooth=0.9),
     case("text whose certainty comes in runs", None, plain_model, like="shifted", smooth=0.95),
     case("rows of one side shuffled", "swapped", planted.swapped),
@@ -121,22 +126,11 @@ CASES = (
     case("chunks of a sequence joined backwards", "reordered", planted.reordered, planted.chunks_reversed),
     case("long sequences of other weights", "wrong_weights", planted.other_weights, like="reordered", median=500),
     case("groups that begin alike", None, planted.siblings, like="swapped"),
-    case("sequences of many updates ago", OTHERS, planted.updated, 1.5, like="swapped"),
-    case(
-        "a trainer ahead in text whose certainty comes in runs",
-        OTHERS,
-        planted.updated,
-        1.0,
-        like="shifted",
-        smooth=0.95,
-    ),
-    case(
-        "sequences whose first tokens are hard to guess",
-        None,
-        plain_model,
-        like="sequence_starts",
-        certainty=lambda position, owner: torch.where(position < 3, 0.5, 5.0),
-    ),
+    case("sequences of many updates ago", OTHERS, planted.updated, 1.5, like="swapped", says=FAR),
+    case("a trainer ahead in text whose certainty comes in runs", OTHERS, planted.updated, 1.0, like="shifted",
+         smooth=0.95),
+    case("sequences whose first tokens are hard to guess", None, plain_model, like="sequence_starts",
+         certainty=lambda position, owner: torch.where(position < 3, 0.5, 5.0)),
     case("one late in answers of some 16 tokens", "shifted", planted.shifted, 1, sequences=200, median=14),
     case("answers of some 16 tokens", None, plain_model, like="shifted", sequences=200, median=14),
     case("other text before later turns", "turn_starts", planted.other_context, like="wrong_weights"),
@@ -176,40 +170,22 @@ CASES = (
     case("worse step by step", "drift", planted.over_steps, lambda step: 0.02 + 0.01 * step),
     case("steps that wobble", None, planted.over_steps, lambda step: 0.03 + 0.02 * (step % 3), like="drift"),
     case("one bad step", None, planted.over_steps, lambda step: 0.03 + 0.2 * (step == 9), like="drift"),
-    case(
-        "one very bad step at the end",
-        "outliers",
-        planted.over_steps,
-        lambda step: 0.02 + 0.5 * (step == 18),
-        like="drift",
-    ),
+    case("one very bad step at the end", "outliers", planted.over_steps, lambda step: 0.02 + 0.5 * (step == 18),
+         like="drift"),
     case("two steps", None, planted.over_steps, lambda step: 0.03 + 0.02 * step, 2, like="drift"),
-    case(
-        "harder tokens step by step",
-        None,
-        planted.over_steps,
-        constant(0.03),
-        like="drift",
-        certainty=lambda position, owner: 2.0 - owner / 60,
-    ),
+    case("harder tokens step by step", None, planted.over_steps, constant(0.03), like="drift",
+         certainty=lambda position, owner: 2.0 - owner / 60),
     case("worse along the sequence", "positions", planted.over_positions, lambda position: 0.001 * position),
     case("the same all along", None, planted.over_positions, constant(0.05), like="positions"),
-    case(
-        "harder tokens along the sequence",
-        None,
-        planted.over_positions,
-        constant(0.03),
-        like="positions",
-        certainty=lambda position, owner: 2.0 / (1.0 + position / 100),
-    ),
+    case("harder tokens along the sequence", None, planted.over_positions, constant(0.03), like="positions",
+         certainty=lambda position, owner: 2.0 / (1.0 + position / 100)),
     case("old weight versions", "stale", planted.over_versions, lambda lag: 0.02 + 0.15 * lag),
     case("weight versions that all differ as much", None, planted.over_versions, constant(0.05), like="stale"),
     case("newer weight versions differ more", None, planted.over_versions, lambda lag: 0.08 - 0.02 * lag, like="stale"),
     case("products over long sequences", "long_products", planted.long_sequences, 12000, 0.05, 0.002),
     case("short sequences with the same noise", None, planted.long_sequences, 300, 0.05, 0.002, like="long_products"),
-    case(
-        "long sequences of a nearly exact engine", None, planted.long_sequences, 12000, 0.001, 0.0, like="long_products"
-    ),
+    case("long sequences of a nearly exact engine", None, planted.long_sequences, 12000, 0.001, 0.0,
+         like="long_products"),
     # --- three policies
     case("the engine is off, two passes of the trainer agree", "engine_alone", planted.three, 0.6, 0.005),
     case("three policies, each a little apart", None, planted.three, 0.03, 0.03, like="engine_alone"),
@@ -217,34 +193,46 @@ CASES = (
     case("two passes of a trainer with dropout", "trainer_varies", planted.three, 0.03, 0.6, 0.6),
     case("the engine is off, and a second pass has learned", OTHERS, planted.three, 0.6, 1.5, like="trainer_varies"),
     # --- few tokens or sequences, scales, nothing
-    case("ten tokens of 300 sequences 15 nats too high", "outliers", planted.off_tokens, 15.0, count=10),
-    case("one token in a thousand 12 nats too low", "outliers", planted.off_tokens, -12.0, share=1e-3),
+    case("ten tokens of 300 sequences 15 nats too high", "outliers", planted.off_tokens, 15.0, count=10,
+         says=(r"^warning: 10 tokens of 25,670 \(0\.039 %\) carry 100 % of k3, in 1 sequence\n",
+               "the worst record is 3 ")),
+    case("one token in a thousand 12 nats too low", "outliers", planted.off_tokens, -12.0, share=1e-3,
+         says=(r"^warning: 34 tokens of 25,670 \(0\.132 %\) carry 9\d(\.\d)? % of k3, in 32 sequences\n",
+               "without them k3 is 0.00027")),
     case("one token of 300 sequences 20 nats too low", "outliers", planted.off_tokens, -20.0, count=1),
     case("one garbage sequence of 300", "outliers", planted.garbage, 1, 300),
     case("three garbage sequences of 100", "outliers", planted.garbage, 3, 100),
     case("a bad replica of eight", "outliers", planted.part, planted.bad_replica),
-    case("a bad replica, in one block", "outliers", planted.part, planted.bad_replica, block=True),
+    case("a bad replica, in one block", "outliers", planted.part, planted.bad_replica, block=True,
+         says=("warning: ", BLOCK, "!temperature")),
     case("other weights on one rank of eight", "outliers", planted.part, planted.of_others, like="wrong_weights"),
     case("one token in a thousand 2 nats too low", None, planted.off_tokens, -2.0, share=1e-3, like="outliers"),
     case("healthy, 300 sequences", None, plain_model, sequences=300, median=60, like="outliers"),
     case("healthy, very short sequences", None, plain_model, sequences=300, median=17, like="outliers"),
     case("very unlike sequences", None, unlike_sequences, like="outliers"),
-    case("rollout divided by its length", "scale", planted.scaled, lambda x, n: x / n, "rollout_logp"),
-    case("trainer divided by its length", "scale", planted.scaled, lambda x, n: x / n, "train_logp"),
-    case("the engine's logarithms to base 2", "scale", planted.scaled, lambda x, n: x / math.log(2.0), "rollout_logp"),
+    case("rollout divided by its length", "scale", planted.scaled, lambda x, n: x / n, "rollout_logp",
+         says=("error: ", "the rollout log-probs were divided by the length of their sequence")),
+    case("trainer divided by its length", "scale", planted.scaled, lambda x, n: x / n, "train_logp",
+         says=("error: ", "the train log-probs were divided by")),
+    case("the engine's logarithms to base 2", "scale", planted.scaled, lambda x, n: x / math.log(2.0), "rollout_logp",
+         says=("error: ", "the train log-probs are 0.693 times the rollout log-probs")),
     case("the trainer's logarithms to base 10", "scale", planted.scaled, lambda x, n: x / math.log(10.0), "train_logp"),
     case("half of the log-probs on one rank of eight", "scale", planted.part, planted.halved),
     case("a strong temperature", SHARP, planted.mixed, 0.6, like="scale"),
     case("masked everywhere", "empty", planted.masked_everywhere),
     case("half masked", None, planted.broken, tokens=0.5, masked=True, like="empty"),
-    case("a presence penalty of 0.5", "penalties", planted.penalized, 0.5, like="positions"),
+    case("a presence penalty of 0.5", "penalties", planted.penalized, 0.5, like="positions",
+         says=("warning: ", r"at equal probability they are 0\.(1[5-9]|2[0-4])")),
     case("a presence penalty of 1.5", "penalties", planted.penalized, 1.5, like="positions"),
     case("ids without a penalty", None, planted.penalized, 0.0, like="penalties"),
     # --- a part of the sequences
-    case("older weights in every other sequence", "outliers", planted.every_other, 0.2, sequences=80),
+    case("older weights in every other sequence", "outliers", planted.every_other, 0.2, sequences=80,
+         says=("warning: ", r"40 of 80 sequences differ [5-9]\.\d times .* two engines")),
     case("a little more noise in every other sequence", None, planted.every_other, 0.06, like="outliers", sequences=80),
-    case("one late on one rank of eight", "shifted", planted.part, planted.shift),
-    case("one late on one rank, in one block", "shifted", planted.part, planted.shift, block=True),
+    case("one late on one rank of eight", "shifted", planted.part, planted.shift,
+         says=("error: ", f"1 token late {EIGHTH}")),
+    case("one late on one rank, in one block", "shifted", planted.part, planted.shift, block=True,
+         says=("error: ", f"1 token late {BLOCK}")),
     case("NaN on one rank of eight", "nonfinite", planted.part, planted.no_numbers),
     # --- two at once
     case("temperature 0.7 and a third of a step behind", OTHERS, planted.mixed, 0.7, step=0.35, too=(SHARP,)),
@@ -258,7 +246,7 @@ CASES = (
     case("top-p 0.9 and half a step behind", "renormalized", planted.mixed, step=0.5, top_p=0.9, also=(OTHERS,)),
     case("top-p 0.99", "renormalized", planted.mixed, top_p=0.99),
     case("top-p 0.9999", None, planted.mixed, top_p=0.9999, like="renormalized"),
-)
+)  # fmt: skip
 
 
 # --- the table
