@@ -15,7 +15,6 @@ import rollout_corr as rc
 from builders import planted_dumps
 from builders.diagnose_cases import chunks_of
 from builders.dumps import json_of, write_jsonl
-from builders.healthy import healthy
 from builders.rounding import near
 from rollout_corr.cli.main import main
 from rollout_corr.diagnose import remaining_bias
@@ -297,21 +296,6 @@ def plain(config):
     if isinstance(config, dict):
         return {key: plain(value) for key, value in config.items()}
     return [plain(value) for value in config] if isinstance(config, (list, tuple)) else config
-
-
-def test_the_sign_of_verls_k1():
-    """A geometric test that keeps ratios from 0.9 to 1.2 keeps them in verl too, whose bounds are of the inverse."""
-    ratio = rc.Criterion("ratio", over="sequence", reduce="mean", lower=0.9, upper=1.2)
-    (found,) = settings_in("verl", [Setting("geometric", rc.Spec(None, (ratio,)), "grid")], {})
-    assert found.config["rollout_rs"] == "seq_mean_k1"
-    low, high = map(float, found.config["rollout_rs_threshold"].split("_"))
-    assert (low, high) == (0.83333, 1.1112)  # 1 / 1.2 and 1 / 0.9, rounded outward
-    batch = healthy(0, 64, 8, 0.02)
-    one, other = (
-        rc.correct(*batch[:2], mask=batch.mask, cu_seqlens=batch.cu_seqlens, spec=spec).keep
-        for spec in (rc.Spec(None, (ratio,)), rc.spec("verl", found.config))
-    )
-    assert one.equal(other) and 3 < int(one.sum()) < 61
 
 
 def test_the_command_in_a_frameworks_words(tmp_path, capsys, monkeypatch):
