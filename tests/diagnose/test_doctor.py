@@ -15,7 +15,7 @@ import torch
 import rollout_corr as rc
 from builders import planted_dumps as dumps
 from builders.diagnose_cases import CASES, measured, table
-from builders.planted_dumps import VOCABULARY, Model, at
+from builders.planted_dumps import Model, at
 from rollout_corr.cli.main import main
 from rollout_corr.diagnose.doctor.cause import SEVERITIES
 from rollout_corr.diagnose.doctor.conditions import is_true
@@ -157,45 +157,10 @@ def impossible(side):
     return model.changed(f"{side}_logp", lambda x: x - (draw() < 0.04) * 1e4 * (1.0 + draw()))
 
 
-def later_ids():
-    """Ids of the vocabulary's second half gathered 16 rows later: ratios average below 1, and few D are positive."""
-    model, half = Model(0), VOCABULARY // 2
-    columns = model.sampled(model.logits)
-    ids = columns["token_ids"]
-    later = torch.where(ids < half, ids, half + (ids + 16) % half)
-    return columns | {"train_logp": at(model.logits.log_softmax(1), later)}
-
-
-def flat_trainer():
-    """A norm whose epsilon is too large: the trainer is even over the vocabulary, and the engine is sure."""
-    model = Model(0, sure=3.0)
-    return model.sampled(0.002 * model.logits)
-
-
 def nearly_even():
     """Log-probs hardly vary on either side, so a constant explains top-k as well as a factor."""
     model = Model(0, sure=-4.0)
     return model.sampled(model.logits, dumps.truncated(model.engine, top_k=20))
-
-
-def noisy_temperature(apart, scale=1.0 / 0.75, **model_arguments):
-    model = Model(0, **model_arguments)
-    model.logits = scale * model.logits
-    return model.sampled(model.updated(apart))
-
-
-def repeated_are_lifted(by, others=0.15, noise=0.0):
-    """Another prompt lowers the trainer's log-probs of first tokens, which repeat least."""
-    model = Model(0, sequences=60)
-    columns = model.healthy()
-    seen = torch.zeros(len(model.lengths), VOCABULARY, dtype=torch.bool)
-    repeated = torch.zeros(model.count, dtype=torch.bool)
-    for i, (row, token) in enumerate(zip(model.owner.tolist(), columns["token_ids"].tolist(), strict=True)):
-        repeated[i] = seen[row, token]
-        seen[row, token] = True
-    columns["train_logp"] -= others * ~repeated + noise * model.normal(model.count).abs()
-    columns["rollout_logp"] -= by * repeated + noise * model.normal(model.count).abs()
-    return columns
 
 
 def off_throughout(where):
@@ -228,12 +193,6 @@ def next_place():
     return columns
 
 
-def one_prompt():
-    """The samples of one prompt begin alike: a router that takes another expert there moves five of them at once."""
-    model = Model(0)
-    return model.changed("train_logp", lambda x: x.index_add(0, model.offsets[:5], torch.full((5,), -0.6)))
-
-
 def conversation(where, noise=2.0):
     """Two turns of any lengths with a masked tool between them, and another policy of the trainer in some place."""
     model = Model(0, sequences=80, median=120)
@@ -261,12 +220,6 @@ def every_eighth_at(temperature):
     model = Model(0, sequences=80)
     some = (model.owner % 8 == 3)[:, None]
     return model.sampled(model.logits, torch.where(some, model.engine / temperature, model.engine).log_softmax(1))
-
-
-def sure_and_cool():
-    """In a tenth of the sequences one side is a multiple of the other, by factors of 0.8 to 1.5."""
-    model = Model(sequences=120, median=20, sure=2.8)
-    return model.sampled(model.logits / 0.7)
 
 
 def one_unsure_token():
@@ -335,19 +288,13 @@ ROWS = [
      r"the train log-probs call 3\.\d* % of the tokens impossible", "logits that were masked"),
     ("impossible to the engine", partial(impossible, "rollout"), "filled error", "the rollout log-probs call "),
     ("gathered at the next place, between blanks", next_place, "wrong_weights error", "gathered at the wrong logits"),
-    ("ids of a shard 16 later", later_ids, "different_policies warning", "further apart"),
-    ("a flat trainer", flat_trainer, "!renormalized"),
     ("top-k of a nearly even policy", nearly_even, "renormalized error ..."),
     ("top-k takes most from unsure first tokens",
      lambda: dumps.renormalized(0, top_k=2, certainty=lambda position, owner: torch.where(position < 1, 0.1, 4.0)),
      "renormalized error"),
     # --- temperatures
-    ("all of it a temperature", partial(noisy_temperature, 0.0), "temperature error"),
-    ("a part of it a temperature", partial(noisy_temperature, 0.5), "different_policies warning, temperature warning"),
-    ("an old head, nearly nothing", partial(noisy_temperature, 0.03, 1.02, sequences=200, noise=0.01), ""),
     ("1.3, since some version", lambda: since_version(dumps.temperature(0, 1.3, 1.3, 1.0), 3, 4), "temperature warning",
      "more confident since version 3 looks the same: compare tokens of the current version"),
-    ("sure tokens are no multiples", sure_and_cool, "temperature error ..."),
     ("some sequences at 0.6", partial(every_eighth_at, 0.6), "outliers warning ...",
      r"there a temperature explains 100 % of it: .* about 0\.\d\d \(0\.5\d to 0\.6"),
     # --- penalties
@@ -357,21 +304,13 @@ ROWS = [
      "shifted error"),
     ("a factor, which repeated tokens feel least",
      lambda: (c := dumps.penalized(0, 0.0)) | {"train_logp": 0.5 * c["train_logp"]}, "!penalties"),
-    ("repeated tokens hardly lifted", partial(repeated_are_lifted, 0.01), "!penalties"),
-    ("repeated tokens lifted", partial(repeated_are_lifted, 0.07), "penalties warning ..."),
-    ("repeated tokens lifted a little", partial(repeated_are_lifted, 0.03, 0.03), "penalties warning ..."),
-    ("repeated tokens lifted by 1 % of the squares of D", partial(repeated_are_lifted, 0.03, 0.03, 0.4),
-     "different_policies warning ..."),
     # --- where
-    ("five samples of one prompt", one_prompt, ""),
     ("first tokens of some sequences", partial(off_throughout, lambda model: model.position == 0),
      "sequence_starts error ..."),
     ("sequences that are off from their first token on", partial(off_throughout, lambda model: model.position >= 0),
      "outliers warning ..."),
     ("a window: first turns that are as long are off as well",
      partial(conversation, lambda model, turn: model.position >= 60), "!turn_starts"),
-    ("the second half of sequences",
-     partial(conversation, lambda model, turn: 2 * model.position >= model.lengths[model.owner]), "!turn_starts"),
     ("later turns", partial(conversation, lambda model, turn: turn), "turn_starts error",
      "other text stands between turns"),
     ("later turns, or late positions", growing_turns, "turn_starts error ...",
