@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from lab.engine import models, modes, recorded
-from lab.engine.verdicts import ACCEPTED, HEALTHY, diagnose, outcome, verdict
+from lab.engine.verdicts import ACCEPTED, HEALTHY, diagnose, outcome, summary, verdict
 
 
 def main() -> int:
@@ -20,29 +20,21 @@ def main() -> int:
     args = parser.parse_args()
     torch.set_num_threads(1)
     models.make(args.models, args.kinds)
-    healthy, faulty = [], []
+    alarms = 0
     for kind in args.kinds:
         for seed in args.seeds:
-            dumps = {}
+            dumps, judged = {}, {}
             for dump in modes.run(args.models, kind, seed, args.sequences):
                 dumps[dump.mode] = dump.tensors()
                 diagnosis = diagnose(dumps[dump.mode])
-                judged = outcome(dump.mode, diagnosis)
-                if "healthy" not in ACCEPTED[dump.mode]:
-                    faulty.append(judged)
-                elif ACCEPTED[dump.mode] == HEALTHY:
-                    healthy.append(judged)
-                accepted = f", accepted: {', '.join(ACCEPTED[dump.mode])}" if judged == "wrong" else ""
-                print(f"{kind} {seed} {judged}: {dump.mode}: {verdict(diagnosis)}{accepted}", flush=True)
+                of = judged[dump.mode] = outcome(dump.mode, diagnosis)
+                alarms += of == "wrong" and ACCEPTED[dump.mode] == HEALTHY
+                accepted = f", accepted: {', '.join(ACCEPTED[dump.mode])}" if of == "wrong" else ""
+                print(f"{kind} {seed} {of}: {dump.mode}: {verdict(diagnosis)}{accepted}", flush=True)
+            print(f"{kind} {seed}: {summary(judged)}", flush=True)
         if args.record:
             recorded.write(kind, dumps)
-    alarms = healthy.count("wrong")
-    named, small, wrong = (faulty.count(judged) for judged in ("right", "too small", "wrong"))
-    print(
-        f"{alarms} false alarms in {len(healthy)} healthy dumps; of {len(faulty)} faulty ones {named} are named, "
-        f"{small} too small to matter, {wrong} wrong or missed"
-    )
-    return int(bool(alarms))
+    return int(alarms > 0)
 
 
 if __name__ == "__main__":

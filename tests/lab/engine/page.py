@@ -7,7 +7,7 @@ from torch import Tensor
 
 import rollout_corr as rc
 from lab.engine import recorded
-from lab.engine.verdicts import ACCEPTED, HEALTHY, arguments, diagnose, outcome, verdict
+from lab.engine.verdicts import ACCEPTED, arguments, diagnose, outcome, summary, verdict
 
 ROOT = Path(__file__).parents[3]
 PAGE = Path(__file__).with_name("README.md")
@@ -45,13 +45,7 @@ def tables() -> str:
             if mode in SHOWN:
                 losses[f"{name} `{mode}`"] = kept(tensors)
         perplexity = dumps["moe" if name == "moe" else "bf16"]["rollout_logp"].double().mean().neg().exp()
-        well = [one for mode, one in judged.items() if ACCEPTED[mode] == HEALTHY]
-        ill = [one for mode, one in judged.items() if "healthy" not in ACCEPTED[mode]]
-        counted.append(
-            f"- **{name}**, perplexity of its samples {perplexity:.1f}: {well.count('wrong')} false alarms in "
-            f"{len(well)} healthy modes; of {len(ill)} ill ones {ill.count('right')} are named, "
-            f"{ill.count('too small')} too small to matter, {ill.count('wrong')} missed."
-        )
+        counted.append(f"- **{name}**, perplexity of its samples {perplexity:.1f}: {summary(judged)}")
     empty = "- | -"
     lines = ["| mode | accepted | flat: k3 | doctor | peaky: k3 | doctor |", "|---|---|--:|---|--:|---|"]
     for mode, accepted in ACCEPTED.items():

@@ -142,3 +142,13 @@ def outcome(mode: str, diagnosis: rc.Diagnosis) -> Literal["right", "too small",
         return "right"
     small = diagnosis.metrics()["kl_rollout_train_k3"] < BY_KEY["kl_rollout_train_k3"].watch
     return "too small" if said == "healthy" and small and "different_policies" in ACCEPTED[mode] else "wrong"
+
+
+def summary(judged: dict[str, str]) -> str:
+    """What the outcomes of modes, by their names, add up to."""
+    well = [one for mode, one in judged.items() if ACCEPTED[mode] == HEALTHY]
+    ill = [one for mode, one in judged.items() if "healthy" not in ACCEPTED[mode]]
+    return (
+        f"{well.count('wrong')} false alarms in {len(well)} healthy modes; of {len(ill)} ill ones {ill.count('right')} "
+        f"are named, {ill.count('too small')} too small to matter, {ill.count('wrong')} missed."
+    )
