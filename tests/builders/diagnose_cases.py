@@ -64,6 +64,10 @@ def plain_model(seed: int, **arguments: Any) -> dict[str, Tensor]:
     return planted.Model(seed, **arguments).healthy()
 
 
+def rollout(change: Callable[[Tensor], Tensor]) -> Callable[[planted.Model, dict[str, Tensor]], Tensor]:
+    return lambda model, columns: change(columns["rollout_logp"])
+
+
 def unlike_sequences(seed: int) -> dict[str, Tensor]:
     return planted.over(seed, lambda model: 0.02 + 0.1 * (model.owner % 7 == 0).float())[1]
 
@@ -217,7 +221,7 @@ CASES = (
     case("the engine's logarithms to base 2", "scale", planted.scaled, lambda x, n: x / math.log(2.0), "rollout_logp",
          says=("error: ", "the train log-probs are 0.693 times the rollout log-probs")),
     case("the trainer's logarithms to base 10", "scale", planted.scaled, lambda x, n: x / math.log(10.0), "train_logp"),
-    case("half of the log-probs on one rank of eight", "scale", planted.part, planted.halved),
+    case("half of the log-probs on one rank of eight", "scale", planted.part, rollout(lambda x: 0.5 * x)),
     case("a strong temperature", SHARP, planted.mixed, 0.6, like="scale"),
     case("masked everywhere", "empty", planted.masked_everywhere),
     case("half masked", None, planted.broken, tokens=0.5, masked=True, like="empty"),
@@ -229,11 +233,11 @@ CASES = (
     case("older weights in every other sequence", "outliers", planted.every_other, 0.2, sequences=80,
          says=("warning: ", r"40 of 80 sequences differ [5-9]\.\d times .* two engines")),
     case("a little more noise in every other sequence", None, planted.every_other, 0.06, like="outliers", sequences=80),
-    case("one late on one rank of eight", "shifted", planted.part, planted.shift,
+    case("one late on one rank of eight", "shifted", planted.part, rollout(lambda x: x.roll(1)),
          says=("error: ", f"1 token late {EIGHTH}")),
-    case("one late on one rank, in one block", "shifted", planted.part, planted.shift, block=True,
+    case("one late on one rank, in one block", "shifted", planted.part, rollout(lambda x: x.roll(1)), block=True,
          says=("error: ", f"1 token late {BLOCK}")),
-    case("NaN on one rank of eight", "nonfinite", planted.part, planted.no_numbers),
+    case("NaN on one rank of eight", "nonfinite", planted.part, rollout(lambda x: x * math.nan)),
     # --- two at once
     case("temperature 0.7 and a third of a step behind", OTHERS, planted.mixed, 0.7, step=0.35, too=(SHARP,)),
     case("half a step behind, at temperature 1.3", OTHERS, planted.mixed, 1.3, step=0.5, too=(SHARP,)),

@@ -183,31 +183,12 @@ KINDS = (
 # --- what has nothing in common
 
 
-def anywhere(dump: Dump) -> Tensor:
-    return dump.uniform(dump.count) < 0.02
-
-
-def few(dump: Dump) -> Tensor:
-    return dump.uniform(dump.count) < 5.0 / dump.count
-
-
-def whole_sequences(dump: Dump) -> Tensor:
-    return (dump.uniform(dump.sequences) < 0.2)[dump.owner] & (dump.uniform(dump.count) < 0.5)
-
-
-def own_rates(dump: Dump) -> Tensor:
-    return dump.uniform(dump.count) < (dump.uniform(dump.sequences) ** 6)[dump.owner]
-
-
 def from_anywhere(dump: Dump) -> Tensor:
     """Part at some token, and differ ever after."""
-    return torch.isin(dump.owner, dump.owner[dump.uniform(dump.count) < 0.004]) & _behind_first(dump, 0.004)
-
-
-def _behind_first(dump: Dump, rate: float) -> Tensor:
-    begins = (dump.uniform(dump.count) < rate).long()
+    chosen = torch.isin(dump.owner, dump.owner[dump.uniform(dump.count) < 0.004])
+    begins = (dump.uniform(dump.count) < 0.004).long()
     running = begins.cumsum(0)
-    return running > (running - begins)[dump.offsets[:-1]][dump.owner]
+    return chosen & (running > (running - begins)[dump.offsets[:-1]][dump.owner])
 
 
 def bursts(dump: Dump) -> Tensor:
@@ -215,26 +196,19 @@ def bursts(dump: Dump) -> Tensor:
     return torch.nn.functional.max_pool1d(begins.float()[None], 17, 1, 8)[0] > 0
 
 
-def unlikely(dump: Dump) -> Tensor:
-    """Differ where the log-prob is far from 0, as rounding does."""
-    return dump.uniform(dump.count) < dump.logp.abs() / 4
-
-
-def of_every_id(dump: Dump) -> Tensor:
-    """Differ at a rate of each id, as unlikely ids do."""
-    rates = dump.uniform(VOCABULARY * 10) ** 4
-    return dump.uniform(dump.count) < rates[dump.ids]
-
-
 RANDOM: dict[str, Callable[[Dump], Tensor]] = {
-    "2 % of the tokens": anywhere,
-    "five tokens": few,
-    "half of the tokens of random sequences": whole_sequences,
-    "a rate for each sequence": own_rates,
+    "2 % of the tokens": lambda dump: dump.uniform(dump.count) < 0.02,
+    "five tokens": lambda dump: dump.uniform(dump.count) < 5.0 / dump.count,
+    "half of the tokens of random sequences": lambda dump: (
+        (dump.uniform(dump.sequences) < 0.2)[dump.owner] & (dump.uniform(dump.count) < 0.5)
+    ),
+    "a rate for each sequence": lambda dump: dump.uniform(dump.count) < (dump.uniform(dump.sequences) ** 6)[dump.owner],
     "everything behind a random token": from_anywhere,
     "bursts": bursts,
-    "the more, the less likely": unlikely,
-    "a rate for each id": of_every_id,
+    # As rounding does.
+    "the more, the less likely": lambda dump: dump.uniform(dump.count) < dump.logp.abs() / 4,
+    # As unlikely ids do.
+    "a rate for each id": lambda dump: (dump.uniform(VOCABULARY * 10) ** 4)[dump.ids] > dump.uniform(dump.count),
 }
 
 SEEDS = range(100, 104)

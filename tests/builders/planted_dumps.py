@@ -449,37 +449,23 @@ def scaled(seed: int, change: Callable[[Tensor, Tensor], Tensor], side: str) -> 
 RANKS = 8
 
 
-def part(
-    seed: int, bug: Callable[[Model, dict[str, Tensor], Tensor], Tensor], block: bool = False
-) -> dict[str, Tensor]:
+def part(seed: int, bug: Callable[[Model, dict[str, Tensor]], Tensor], block: bool = False) -> dict[str, Tensor]:
     """Let a bug change the rollout log-probs of one rank of eight: every eighth sequence, or a block of them."""
     model = Model(seed, sequences=80, median=100)
     columns = model.healthy()
     rank = model.owner // (80 // RANKS) if block else model.owner % RANKS
-    columns["rollout_logp"] = torch.where(rank == 5, bug(model, columns, rank), columns["rollout_logp"])
+    columns["rollout_logp"] = torch.where(rank == 5, bug(model, columns), columns["rollout_logp"])
     return columns
 
 
-def shift(model: Model, columns: dict[str, Tensor], rank: Tensor) -> Tensor:
-    return columns["rollout_logp"].roll(1)
-
-
-def no_numbers(model: Model, columns: dict[str, Tensor], rank: Tensor) -> Tensor:
-    return torch.full_like(columns["rollout_logp"], math.nan)
-
-
-def of_others(model: Model, columns: dict[str, Tensor], rank: Tensor) -> Tensor:
+def of_others(model: Model, columns: dict[str, Tensor]) -> Tensor:
     other = model.engine[torch.randperm(model.count, generator=model.generator)]
     return at(other.log_softmax(1), columns["token_ids"])
 
 
-def bad_replica(model: Model, columns: dict[str, Tensor], rank: Tensor) -> Tensor:
+def bad_replica(model: Model, columns: dict[str, Tensor]) -> Tensor:
     noisy = model.engine + 0.8 * model.normal(model.count, VOCABULARY)
     return at(noisy.log_softmax(1), columns["token_ids"])
-
-
-def halved(model: Model, columns: dict[str, Tensor], rank: Tensor) -> Tensor:
-    return 0.5 * columns["rollout_logp"]
 
 
 def garbage(seed: int, sequences: int, among: int) -> dict[str, Tensor]:
