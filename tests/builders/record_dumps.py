@@ -1,4 +1,4 @@
-"""Files that the frameworks' own dump functions write, recorded once, tiny, with the commits that they come from.
+"""Files of both log-probs that the frameworks' own functions write, recorded once, tiny, with the commits of these.
 
 `by_rank` restates those of slime and miles for any samples and ranks.
 
@@ -8,9 +8,7 @@ runs them on `samples()` and rewrites `tests/diagnose/written`.
 
 from __future__ import annotations
 
-import asyncio
 import json
-import logging
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import redirect_stdout
@@ -217,51 +215,6 @@ def prime_rl(source: Source, folder: Path) -> None:
     exporter.export(STEP, 0, micro_batch, output, [sample.lengths[0] for sample in own], None)
 
 
-def verl(source: Source, folder: Path) -> None:
-    write = source.cut("verl/trainer/ppo/v1/trainer_base.py", "PPOTrainer._write_generations")
-    write(["a"], ["b"], [None], [1.0], {"uid": ["u"]}, str(folder / "rollouts"), STEP)
-
-
-def areal(source: Source, folder: Path) -> None:
-    class File:
-        """A file of aiofiles."""
-
-        def __init__(self, path: str, mode: str) -> None:
-            self.path = Path(path)
-
-        async def __aenter__(self) -> File:
-            return self
-
-        async def __aexit__(self, *of: object) -> None:
-            pass
-
-        async def write(self, text: str) -> None:
-            self.path.write_text((self.path.read_text() if self.path.exists() else "") + text)
-
-    async def makedirs(path: str, exist_ok: bool) -> None:
-        Path(path).mkdir(parents=True, exist_ok=exist_ok)
-
-    files = SimpleNamespace(os=SimpleNamespace(makedirs=makedirs), open=File)
-    dump = source.instance(
-        "areal/infra/workflow_executor.py",
-        "WorkflowExecutor",
-        ("_dump_trajectory",),
-        given={"aiofiles": files},
-        logger=logging.getLogger(__name__),
-        _get_dump_dir=lambda is_eval: str(folder / "generated"),
-        _get_tokenizer=lambda: SimpleNamespace(decode=lambda ids, **_: " ".join(map(str, ids))),
-    )
-    own = samples()
-    trajectory = {
-        "input_ids": rows_of([sample.tokens for sample in own]),
-        "attention_mask": rows_of([torch.ones(sample.lengths[0]).long() for sample in own]),
-        "loss_mask": rows_of([sample.behind_prompt(sample.mask.long()) for sample in own]),
-        "rewards": torch.ones(len(own)),
-        "versions": torch.full((len(own), 2), STEP),
-    }
-    assert asyncio.run(dump._dump_trajectory(trajectory, 12, False))[0]
-
-
 # Folder and writer of each framework; the folder of its checkout, and what tells that its code is there.
 WRITERS: dict[str, tuple[Callable[[Source, Path], None], str, str]] = {
     "nemo": (nemo, "nemo-rl", "nemo_rl"),
@@ -270,8 +223,6 @@ WRITERS: dict[str, tuple[Callable[[Source, Path], None], str, str]] = {
     "miles_in_parts": (miles, "miles", "miles"),
     "miles_loss": (miles_loss, "miles", "miles"),
     "prime_rl": (prime_rl, "prime-rl", "src/prime_rl"),
-    "verl": (verl, "verl", "verl"),
-    "areal": (areal, "areal", "areal"),
 }
 
 
