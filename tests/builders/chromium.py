@@ -15,10 +15,10 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from itertools import pairwise
 from pathlib import Path
 
 from builders import planted_dumps
+from builders.dumps import plain, records, write_jsonl
 from rollout_corr.cli.main import main
 from rollout_corr.diagnose.show.style import STYLE
 
@@ -62,12 +62,8 @@ def run(profile: Path, *options: str) -> subprocess.CompletedProcess[str]:
 
 def write_dump(path: Path, columns: dict) -> None:
     """Write columns as records with texts, which the ids stand for."""
-    names = [name for name in ("train_logp", "rollout_logp", "mask") if name in columns]
-    with path.open("w", encoding="utf-8") as file:
-        for start, stop in pairwise(columns["cu_seqlens"].tolist()):
-            record = {name: columns[name][start:stop].tolist() for name in names}
-            record["texts"] = [WORDS[i % len(WORDS)] for i in columns["token_ids"][start:stop].tolist()]
-            file.write(json.dumps(record) + "\n")
+    rows = [plain(record) for record in records(columns)]
+    write_jsonl(path, (row | {"texts": [WORDS[i % len(WORDS)] for i in row.pop("token_ids")]} for row in rows))
 
 
 def write_pages() -> dict[str, Path]:

@@ -41,7 +41,7 @@ def records(columns):
     found = []
     for i, (start, stop) in enumerate(pairwise(bounds)):
         record = {name: columns[name][start:stop] for name in columns if name not in ("cu_seqlens", "advantages")}
-        found.append(record | {"advantages": float(columns["advantages"][i])})
+        found.append(record | ({"advantages": float(columns["advantages"][i])} if "advantages" in columns else {}))
     return found
 
 
