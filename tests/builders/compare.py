@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -111,6 +112,7 @@ def compare_metrics(
         case: What the call was.
     """
     poisoned = spec.nonfinite == "propagate" and every["tokens_nonfinite"] > 0
+    criteria = {criterion.label: criterion for criterion in spec.criteria}
     within = margin(computes, max(FORMULA, sum(map(len, answer.tokens))))
     for key, got in found.items():
         value, counted = every[key], isinstance(every[key], int)
@@ -134,8 +136,12 @@ def compare_metrics(
                 allowed *= max(1.0, -least, most) / max(1.0, abs(value))
         if key == "prob_correlation":
             allowed *= spread(answer, computes)
-        if key in MEANS or key.endswith("_k1"):
+        criterion = criteria.get(key.rpartition("/")[0])
+        of_sums = criterion is not None and criterion.stat in ("ratio", "k1") and criterion.reduce in ("sum", "mean")
+        if of_sums or CANCELS.search(key):
             allowed *= largest(token.d for row in answer.tokens for token in row if token)
+        if "weight" in key and "_before_bounds_p" not in key:
+            allowed *= max(exponents(answer, spec.weight), default=1.0)
         if key in EXPONENTS:
             most = math.inf if "ppl" in key else spec.clamp
             allowed *= exponent(answer, most, key.startswith("turn"))
@@ -147,9 +153,8 @@ def compare_metrics(
 
 # --- how rounding grows: no result is nearer than the numbers that it is made of ---
 
-# Means of log-ratios, which may cancel.
-MEANS = ("logratio_mean", "sequence_log_ppl_diff_mean", "sequence_log_ppl_diff_min", "sequence_log_ppl_diff_max")
-# Of these a sum of log-ratios is the exponent.
+# Made of sums of log-ratios, which may cancel; and those that have such a sum for an exponent.
+CANCELS = re.compile("_k1$|log_ppl_diff|^logratio_mean$|^(sequence|turn)_logratio_abs")
 EXPONENTS = ("turn_chi2_train_rollout", "sequence_chi2_train_rollout", "sequence_ppl_ratio_mean")
 
 
