@@ -46,13 +46,15 @@ TEST = [
     "numpy<2.4",
     "pytest>=8",
     "pytest-xdist>=3",
+    # tests/eject/test_eject.py: a file to copy imports nothing that it does not use. Pinned in pyproject.toml.
+    "ruff",
     # For the interpreter tests. The package itself runs without it.
     "triton; platform_system == 'Linux'",
 ]
 # The site of `make docs`; ruff breaks the lines of its signatures.
 DOCS = ["latex2mathml>=3.77", "mkdocs>=1.6", "mkdocs-material>=9.6", "mkdocstrings[python]>=1.0", "ruff"]
-# What else .ci/run needs. ruff is pinned where its settings are, in pyproject.toml.
-LINT = ["build>=1.2", "pytest-cov>=7", "ruff"]
+# What else .ci/run needs.
+LINT = ["build>=1.2", "pytest-cov>=7"]
 RELEASE = ["build>=1.2", "twine>=6.1"]
 
 

@@ -8,11 +8,12 @@ sequence, for ranks to add up; to `decide` they are then slot tables with one sl
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import triton
 import triton.language as tl
 
+from .grid import Shape
 from .tables import at, has, named, size
 from .tiles import Extents, edge, either, launched
 from .tokens import GRID_OF_D, GRID_OF_FRACTION
@@ -50,19 +51,19 @@ class UnitTotals(NamedTuple):
 
 
 @triton.constexpr_function
-def sharers(shape: Any) -> int:
+def sharers(shape: Shape) -> int:
     """Count the threads that share the slots of a sequence: a program is one warp of 32."""
     return max(1, 32 // shape.sequences)
 
 
 @triton.constexpr_function
-def at_once(plan: Any, shape: Any) -> int:
+def at_once(turns: bool, shape: Shape) -> int:
     """Count the slots that each of these threads has on their way at a time.
 
     With turns that is one: a turn has few, and each load in the source makes Triton's `TritonGPUCoalesce` look at all
     of the largest kernel.
     """
-    return 1 if plan.turns else shape.chunk
+    return 1 if turns else shape.chunk
 
 
 @triton.constexpr_function
@@ -191,8 +192,8 @@ def gather_slots(tables: SlotTables, first_slot, slot_count, slots, PLAN: tl.con
     peaks = nothing_yet(tables.peaks, slot, PLAN, "peaks")
     # Wrong offsets may promise more slots than there are.
     many = tl.minimum(slot_count, slots - first_slot).to(tl.int32)
-    for start in range(0, tl.max(many, 0), sharers(SHAPE) * at_once(PLAN, SHAPE)):
-        for i in tl.static_range(at_once(PLAN, SHAPE)):
+    for start in range(0, tl.max(many, 0), sharers(SHAPE) * at_once(PLAN.turns, SHAPE)):
+        for i in tl.static_range(at_once(PLAN.turns, SHAPE)):
             index = start + i * sharers(SHAPE) + lane
             some = index < many[:, None]
             slot = first_slot[:, None] + index

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import triton
 import triton.language as tl
@@ -86,7 +85,7 @@ def at(plan: Tables, table: str, name: str) -> int:
 
 
 @triton.constexpr_function
-def size(plan: Any, table: str) -> int:
+def size(plan: Tables, table: str) -> int:
     """Count the columns of a table, or the entries of another tuple of the plan."""
     return len(getattr(plan, table))
 

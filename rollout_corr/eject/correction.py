@@ -50,7 +50,7 @@ class Settings:
     @property
     def rejects(self) -> bool:
         """True if anything can be rejected."""
-        return bool(self.criteria) or (self.nonfinite == "reject" and self.level is not None)
+        return len(self.criteria) > 0 or (self.nonfinite == "reject" and self.level is not None)
 
 
 class Correction(NamedTuple):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from copy import copy
 from itertools import chain, product
 from typing import NamedTuple, cast
 
@@ -144,11 +143,9 @@ class AllSequences:
         """The largest and the largest negated value of a column over measured sequences; -inf when there is none."""
         return self.by.ends(self.column(name), self.counted)
 
-    def by_label(self, by: Reducer) -> AllSequences:
-        """A view whose ends are of each label."""
-        view = copy(self)
-        view.by, view._on_host, view.counted = by, False, self.measured
-        return view
+    def reduce_by(self, by: Reducer) -> None:
+        """Take ends of each label from here on, and no longer of the batch."""
+        self.by, self._on_host, self.counted = by, False, self.measured
 
     @property
     def measured(self) -> Tensor:

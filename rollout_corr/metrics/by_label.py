@@ -234,17 +234,17 @@ def joined(vector: Tensor, sums: int, labels: list[tuple[Tensor, Tensor]]) -> Te
 def _of_sequences(columns: OfLabel, place: Tensor, many: int, view: AllSequences) -> tuple[Tensor, Tensor]:
     """Sums and maxima over the sequences of each label, [names, labels] float64 each."""
     by = OfLabels(place, many)
-    mine = view.by_label(by)
+    view.reduce_by(by)
     sums: Numbers = {}
     maxima: Numbers = {}
-    for at, counted in (("sequences", None), ("measured", mine.counted)):
-        each = {row.sums[0]: row.each(mine) for row in columns.of_sequences if row.at == at and row.each is not None}
+    for at, counted in (("sequences", None), ("measured", view.counted)):
+        each = {row.sums[0]: row.each(view) for row in columns.of_sequences if row.at == at and row.each is not None}
         # One operation joins numbers of different dtypes.
         table = torch.cat([tensor_of(x) for x in each.values()]).double().view(len(each), -1)
         sums.update(zip(each, by.rows(select(counted, table)).unbind(), strict=True))
     for row in columns.of_sequences:
         if row.of_all is not None:
-            put(row.of_all(mine), row.sums, row.maxima, sums, maxima)
+            put(row.of_all(view), row.sums, row.maxima, sums, maxima)
     return _table(sums, columns.sums[columns.token_sums :]), _table(maxima, columns.maxima[columns.token_maxima :])
 
 

@@ -6,6 +6,7 @@ statistics of its tokens and no metric of sequences; each token keeps the weight
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import torch
@@ -16,8 +17,12 @@ SEQUENCES: Units = "sequences"
 TOKENS: Units = "tokens"
 
 
-class LabelSet(NamedTuple):
-    """A property that distinguishes sequences or tokens, with a name for each of its values."""
+@dataclass(frozen=True)
+class LabelSet:
+    """A property that distinguishes sequences or tokens, with a name for each of its values.
+
+    Not a named tuple: torch 2.10 does not trace a property of one.
+    """
 
     name: str  # such as "environment"
     values: tuple[str, ...]  # the name of each label, in the order of the ids
