@@ -59,9 +59,12 @@ def test_random_batches(seed):
                 check(Given(given.train, given.rollout, given.mask, given.cu_seqlens), settings)
 
 
-@pytest.mark.parametrize(("lengths", "outside"), [(LENGTHS, 5), ((512,), 0), ((511, 1, 1), 0), ((2300, 1), 0)])
+EDGES = [(LENGTHS, 5), ((512,), 0), ((511, 1, 1), 0), ((2300, 1), 0), ((1, 3) * 300, 0)]
+
+
+@pytest.mark.parametrize(("lengths", "outside"), EDGES)
 def test_tiles(lengths, outside):
-    """Around the 128 tokens of a step and the 512 of a tile, and in more tiles than are added up at a time."""
+    """Around the 128 tokens of a step and the 512 of a tile, which begins behind more sequences than a search sees."""
     check(batch_of(lengths, outside=outside), ALL)
 
 

@@ -325,6 +325,8 @@ FAULTS = [
          ("i = tl.min(tl.where(o_i > i, b_rejected, BS), 0)", "i = i * 0 + BS"),
          ("(o_t >= begin) & (o_t < end)", "o_t < end"),
          ("if bad > 0", "if bad < 0"),
+         ("apart = tl.cdiv(span, 32)", "apart = 1"),
+         ("range(0, tl.max(b_last - b_first, 0) + 1, BC)", "range(0, BC, BC)"),
     ),
     *_in("rollout_corr/eject/correction.py", "eject/test_files.py::test_a_correction_is_the_package_for_any_settings "
          "eject/test_files.py::test_files_are_the_package_on_random_batches",
