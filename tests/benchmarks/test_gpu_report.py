@@ -11,7 +11,10 @@ import sys
 
 import pytest
 
+from benchmarks import report
+from benchmarks.cases.contender import BY_HAND, COMPILED, OURS, VERL
 from benchmarks.gpu import report as gpu_report
+from benchmarks.gpu import tables as gpu_tables
 from benchmarks.gpu.report import Step
 
 SAYS = "import sys; open(sys.argv[1], 'w').write('{\"held\": 1}'); print('a line'); "
@@ -104,3 +107,60 @@ def test_a_page_that_cannot_be_made_loses_nothing(tmp_path):
     gpu_report.write(tmp_path, {"steps": [{"odd": 1}]})
     assert json.loads((tmp_path / "gpu.json").read_text()) == {"steps": [{"odd": 1}]}
     assert "could not be made" in (tmp_path / "gpu.md").read_text()
+
+
+# --- the tables ---
+
+
+def measured(case, operation, **milliseconds):
+    """Results of one operation: 1 GB is required, the copy of 1 GB takes a millisecond; of who took how long."""
+    names = {"ours": OURS, "hand": BY_HAND, "verl": VERL, "compiled": COMPILED}
+    rows = [
+        {"name": names[who], "note": "", "how": "graph", "temporaries": 10_000_000, "first_s": 9.0}
+        | {what: {"median": ms, "low": ms, "high": ms} for what in ("device_ms", "call_ms", "wall_ms")}
+        for who, ms in milliseconds.items()
+    ]
+    return {
+        "case": case, "operation": operation, "tokens": 5, "slots": 10, "sequences": 2, "layout": "packed",
+        "logp": "float32", "mask": "bool", "bytes_per_slot": 14, "required_bytes": 10**9, "copy_bytes": 10**9,
+        "copy_ms": {"median": 1.0}, "rows": rows,
+    }  # fmt: skip
+
+
+def test_promises_are_compared_with_what_was_measured():
+    token, product, loss = "token weights, rejection", "product weights", "PPO loss, forward + backward"
+    results = {
+        "tiny": False,
+        "machine": dict.fromkeys(("cpu", "cores", "gpu", "multiprocessors", "cuda"), 1)
+        | {"l2_bytes": 1, "memory_bytes": 1},
+        "not_reached": [["64M", loss]],
+        "measured": [
+            measured("16M", token, ours=1.1),
+            measured("16M", product, ours=1.3),
+            measured("16M", loss, ours=1.4),
+            measured("16M in 100,000", token, ours=2.2),
+            measured("32k in 256", token, ours=0.02, hand=0.6, verl=0.3),
+            measured("1M", token, hand=1.0) | {"rows": [], "problem": "nobody agrees"},
+        ],
+        "compiled": [measured("32k in 256", token, ours=0.02, compiled=0.01)],
+    }
+    headline = [{"case": "32k in 256", "operation": token, "us": 15.0}]
+    table = gpu_tables.promise_table(results, headline)
+    assert [(case, reached, met) for case, _, _, reached, met in table.rows] == [
+        ("16M", "0.909", "yes"),  # of the copy
+        ("16M", "0.769", "no"),
+        ("16M in 100,000", "2", "no"),  # times the time of long sequences
+        ("32k in 256", "15", "yes"),  # us, of calls in a row
+        ("32k in 256", "15", "no"),  # times the time of the fastest peer
+        ("32k in 256", "0.5", "no"),  # torch.compile by hand
+        ("16M", "0.01", "yes"),  # extra memory
+        ("16M", "1.4", "yes"),  # times the time of the bytes
+    ]
+    steps = [{"name": name, "what": "", "status": "passed", "seconds": 1.0, "found": found}
+             for name, found in (("first", {"calls": headline}), ("benchmark", results))]  # fmt: skip
+    about = {"date": "2026-01-01", "commit": "c" * 40, "dirty": False, "python": "3.11", "versions": {}}
+    page = report.page(report.PAGE.read_text(encoding="utf-8"), None, about | {"steps": steps}, report.counted(),
+                       report.counted_steps())  # fmt: skip
+    assert "| 16M | PPO loss, forward + backward | <= 1.45 x the time of the required bytes | 1.4 | yes |" in page
+    assert "- 64M, PPO loss, forward + backward: no time was left." in page
+    assert "- 1M, token weights, rejection: not timed: nobody agrees." in page
