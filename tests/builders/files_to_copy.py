@@ -57,7 +57,7 @@ class Given(NamedTuple):
 def batch(seed: int) -> Given:
     """A random batch of the layouts that files take."""
     random = Random(seed)
-    layout = replace(random_layout(random), kind=random.choice(LAYOUTS), lie=random.choice(("contiguous", "slice", "step")))
+    layout = replace(random_layout(random), kind=random.choice(LAYOUTS))
     kind = "middle" if random.random() < 0.04 else "small"
     drawn = random_batch(random, Wants(), kind=kind, layout=layout, extras=0.0)
     return Given(**drawn.tensors, mask=drawn.batch.get("mask"), cu_seqlens=drawn.batch.get("cu_seqlens"), random=random)
