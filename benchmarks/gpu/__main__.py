@@ -1,4 +1,4 @@
-"""Measurements on a GPU: `python -m benchmarks.gpu [headline | kernels | checks NAME ...]` in a checkout.
+"""Measurements on a GPU: `python -m benchmarks.gpu [kernels | checks NAME ...]` in a checkout.
 
 Without a command the benchmark. For each operation of the plan all results are compared with ours, then all contenders
 run in turns. Results are written after every operation, so a run that dies loses at most one.
@@ -7,23 +7,26 @@ run in turns. Results are written after every operation, so a run that dies lose
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from benchmarks import machine, tables
-from benchmarks.cases.batches import CASES
-from benchmarks.cases.contenders import contenders, with_compiler
+from benchmarks.cases.batches import CASES, make
+from benchmarks.cases.contenders import contenders, ours, with_compiler
 from benchmarks.cases.operations import COMPILED as COMPILED_PLAN
 from benchmarks.cases.operations import PLAN, planned
-from benchmarks.gpu import checks, headline, kernels
+from benchmarks.gpu import checks, kernels
 from benchmarks.gpu import tables as gpu_tables
 from benchmarks.gpu.device import Gpu
 from benchmarks.gpu.measure import KEPT_LINES, Budget, first_line, measure
+from rollout_corr.kernels.launches import compiled_meanwhile
 
 # Seconds of rounds for an operation.
 ROUNDS = 3.0
@@ -33,6 +36,14 @@ ROOM = 8.0
 PARTS = {"times": "measured", "compiled": "compiled"}
 
 Results = dict[str, Any]
+
+
+def compile_ours(options: argparse.Namespace) -> None:
+    """Compile the kernels of all operations, on all cores."""
+    with compiled_meanwhile(len(os.sched_getaffinity(0))):
+        for case, operation in planned(options.tiny, options.cases):
+            with suppress(torch.OutOfMemoryError):  # which the operation itself will report
+                ours(make(case, "cuda"), operation)[0]()
 
 
 def measured(where: Gpu, results: Results, options: argparse.Namespace, budget: Budget) -> None:
@@ -76,13 +87,14 @@ def benchmark(where: Gpu, options: argparse.Namespace) -> int:
         **{name: [] for name in PARTS.values()},
         "not_reached": [],
     }
+    compile_ours(options)
     measured(where, results, options, budget)
     print("\n".join(gpu_tables.facts(results)), "\n")
     print(tables.drawn(gpu_tables.all_tables(results), gpu_tables.notes(results)))
     return 1 if gpu_tables.problems(results) else 0
 
 
-COMMANDS = {"benchmark": benchmark, "headline": headline.run, "kernels": kernels.run, "checks": checks.run}
+COMMANDS = {"benchmark": benchmark, "kernels": kernels.run, "checks": checks.run}
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:

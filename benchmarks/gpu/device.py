@@ -17,7 +17,7 @@ from benchmarks.cpu.memory import Memory
 
 # A millisecond or two: long compared with the two events around it.
 TICKS = 2_000_000
-# Calls that are put into one graph, each on a batch of its own, and the size up to which that is worth its memory.
+# Calls of ours that are put into one graph, and the largest batch that so many are made of.
 IN_A_ROW, MOST_IN_A_ROW = 16, 1 << 21
 
 Call = Callable[[], object]

@@ -8,18 +8,22 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from unittest import mock
 
 import torch
 
 from benchmarks.cases import gate
 from benchmarks.cases.batches import Batch, Case, make
 from benchmarks.cases.contender import OURS, Contender, Outcome
-from benchmarks.cases.contenders import contenders
+from benchmarks.cases.contenders import contenders, ours
 from benchmarks.cases.operations import Operation, bytes_per_slot, required_bytes
 from benchmarks.cpu.turns import without_collector
-from benchmarks.gpu.device import Call, Gpu, Seconds
+from benchmarks.gpu.device import IN_A_ROW, MOST_IN_A_ROW, Call, Gpu, Seconds
+from rollout_corr.kernels.launches import Launch
 
 FEWEST, MOST = 5, 51
+# Replays of a graph of several calls.
+REPLAYS = 15
 # With fewer seconds left no contender begins to compile for long.
 COMPILING = 30.0
 # Lines that are kept of a traceback.
@@ -146,6 +150,10 @@ def measure(
     copies = rounds(device, ready, seconds)
     for one in ready:
         rows[one.contender.name] |= one.summary()
+        if one.contender.name == OURS:
+            rows[OURS] |= of_ours(device, one.contender.on_device)
+            if rows[OURS]["how"] == "graph" and case.tokens <= MOST_IN_A_ROW:
+                rows[OURS]["in_a_row_us"] = in_a_row(device, case, operation)
     return {**found, "copy_bytes": device.copy_bytes, "rounds": len(copies), "copy_ms": summary(copies)}
 
 
@@ -161,6 +169,24 @@ def prepare(device: Gpu, who: Contender) -> tuple[Timed, dict[str, Any]]:
         except RuntimeError as problem:
             about["not_captured"] = first_line(problem)
     return one, about
+
+
+def of_ours(device: Gpu, call: Call | None) -> dict[str, Any]:
+    """Return the clock right after the rounds, and count the launches of a call."""
+    clock, run, seen = device.megahertz(), Launch.run, []
+    assert call is not None
+    with mock.patch.object(Launch, "run", lambda launch: (seen.append(launch), run(launch))):
+        call()
+    return {"launches": len(seen), "MHz": clock}
+
+
+def in_a_row(device: Gpu, case: Case, operation: Operation) -> float:
+    """Measure microseconds of our call in a graph of several, each on a batch of its own: no host can fill its gaps."""
+    count = 1 if device.tiny else IN_A_ROW
+    replay = device.graph([ours(make(case, "cuda", seed), operation)[0] for seed in range(count)])
+    taken = [device.timed(replay) for _ in range(REPLAYS)]
+    device.synchronize()
+    return round(1e6 * statistics.median(read() for read in taken) / count, 2)
 
 
 def rounds(device: Gpu, ready: Sequence[Timed], seconds: float) -> list[float]:

@@ -8,14 +8,15 @@ from benchmarks.gpu import tables as gpu_tables
 from benchmarks.gpu.device import IN_A_ROW
 from benchmarks.tables import Found, Table, commit_of, markdown, of_rows
 
-METHOD = """\
+METHOD = f"""\
 **How.** In each measurement all results are compared with ours first, and ours with the reference: a wrong one is not
 timed. Then all run once a round in random order, and so does a copy of 1 GiB within the device. Before each call the
 L2 cache is overwritten. *GPU ms* is the time between two events around the replay of a CUDA graph that holds one
 call; where the host waits inside the call it cannot be captured, and the events are around the call itself (marked
 e). *Call ms* is the host's clock from the call until the device is done, *whole ms* includes reading the metrics.
 Extra memory is the peak of torch's allocator beyond inputs and outputs. *GB/s* is the required bytes (each input read
-once, each output written once) over GPU ms, *of a copy* its part of what the copy in the same rounds reached.
+once, each output written once) over GPU ms, *of a copy* its part of what the copy in the same rounds reached. *In a
+row* is the time of one of {IN_A_ROW} calls in one graph, each on inputs of its own, whose gaps no host can fill.
 torch.compile is measured apart with ours next to it, because compiling may take longer than all the rest; it is told
 the shapes (`dynamic=False`).
 """
@@ -35,8 +36,6 @@ def saying(step: Found) -> str:
         many = {word: sum("problem" not in one for one in found[name]) for name, word in words.items() if found[name]}
         many |= {"with a problem": len(gpu_tables.problems(found)), "not reached": len(found["not_reached"])}
         return ", ".join(f"{count} {word}" for word, count in many.items() if count)
-    if "calls" in found:
-        return found.get("problem") or f"{len(found['calls'])} calls timed; {found.get('agrees', 'not compared')}"
     if "compiled" in found:
         return f"{len(found['compiled'])} kernels, {sum(one['spills'] > 0 for one in found['compiled'])} with spills"
     return f"{sum(one['held'] is True for one in found.values())} of {len(found)} hold"
@@ -53,7 +52,7 @@ def found_by(report: Found, name: str) -> Found:
 
 
 def own_tables(report: Found) -> list[Table]:
-    """Steps, headline, kernels, clocks and checks."""
+    """Steps, kernels, clocks and checks."""
     steps = [{"step": step["name"], "what it shows": step["what"], "status": step["status"], "": saying(step),
               "seconds": f"{step['seconds']:.0f}"} for step in report["steps"]]  # fmt: skip
     answer = {True: "yes", False: "no", None: "not finished"}
@@ -62,18 +61,13 @@ def own_tables(report: Found) -> list[Table]:
         for name in ("checks", "memcheck", "racecheck")
         for one in found_by(report, name).values()
     ]
-    first, kernels = found_by(report, "first"), found_by(report, "kernels")
+    kernels = found_by(report, "kernels")
     names = ("MHz", "MHz of the memory", "W", "degrees")
     clocks = [
         {"each second": name, "least": min(values), "median": median(values), "most": max(values)}
         for name, values in zip(names, zip(*report.get("clocks", []), strict=True), strict=False)
     ]
     return [
-        of_rows(
-            f"The headline, each of {IN_A_ROW} calls in a graph; a copy has {first.get('copy_gb_s', '-')} GB/s",
-            first.get("calls", []),
-            2,
-        ),
         of_rows("Steps", steps, 4),
         of_rows("Microseconds of each kernel in a call", kernels.get("kernels", []), 3),
         of_rows("Registers and spills", kernels.get("compiled", []), 1),
@@ -94,7 +88,7 @@ def facts(report: Found) -> list[str]:
 def body(report: Found) -> list[str]:
     """Return facts, method, tables, and a list of what was not timed."""
     shown, results = own_tables(report), found_by(report, "benchmark")
-    shown += gpu_tables.all_tables(results, found_by(report, "first").get("calls", ())) if results else []
+    shown += gpu_tables.all_tables(results) if results else []
     lines = [*facts(report), "", METHOD, *markdown([table for table in shown if table.rows])]
     if results and gpu_tables.notes(results):
         lines += ["**Not timed:**", "", *(f"- {note}." for note in gpu_tables.notes(results)), ""]

@@ -72,7 +72,7 @@ class Step:
 
 
 def steps(rehearsal: bool = False) -> list[Step]:
-    """Return all steps in order: first the headline, last what may find no time left."""
+    """Return all steps in order: first the measurements, last what may find no time left."""
     # In a rehearsal kernels run in an interpreter of PTX, and tensors on the CPU.
     python = [sys.executable, "-m"]
     run, tiny = ([*python, "lab.ptx.without_gpu"], ["--tiny"]) if rehearsal else (python, [])
@@ -97,11 +97,10 @@ def steps(rehearsal: bool = False) -> list[Step]:
 
     each, everything = [*run, "kernels"], [*run, "checks", *checks, *json_and_size]
     return [
-        Step("first", "the headline", [*run, "headline", *json_and_size], 60.0),
+        Step("benchmark", "times, bytes, memory, launches", benchmark, 200.0),
         Step("kernels", "each kernel alone, registers", [*each, *json_and_size], 40.0),
         Step("tests", "the tests that need a GPU, a case each", [*tests, *quick], 100.0, may_be_cut=True),
         Step("checks", "sizes, torch.compile", everything, 60.0, may_be_cut=True),
-        Step("benchmark", "times, bytes, memory", benchmark, 140.0),
         Step("counters", "hardware counters", [*counters, *each, "--once", *tiny], 40.0, True, "ncu"),
         # Every tensor its own allocation, so that a step beyond one is seen.
         watched("memcheck", "no access out of bounds", PYTORCH_NO_CUDA_MEMORY_CACHING="1"),

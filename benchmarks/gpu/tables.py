@@ -143,6 +143,9 @@ def case_table(results: Found) -> Table:
         row = row_of(found, OURS)
         return None if row is None else gigabytes(found, row)
 
+    def of_ours(name: str) -> Column:
+        return lambda found: "-" if (x := (row_of(found, OURS) or {}).get(name)) is None else str(x)
+
     columns: dict[str, Column] = {
         "valid tokens": grouped("tokens"),
         "slots": grouped("slots"),
@@ -151,6 +154,9 @@ def case_table(results: Found) -> Table:
         "MB": lambda found: f"{found['required_bytes'] / 1e6:,.2f}",
         "ours, GB/s": lambda found: number(speed(found)),
         "of a copy": lambda found: "-" if (reached := speed(found)) is None else f"{reached / copied(found):.0%}",
+        "launches": of_ours("launches"),
+        "in a row, us": of_ours("in_a_row_us"),
+        "MHz": of_ours("MHz"),
     }
     words = (*WHERE, "layout", "log-probs", "mask")
     what = ("case", "operation", "layout", "logp", "mask")
@@ -189,7 +195,7 @@ def compiled_table(results: Found) -> Table:
     return Table("torch.compile by hand, without metrics", head, rows, 2)
 
 
-def value_of(promise: Promise, found: Found, everything: Iterable[Found], headline: Iterable[Found]) -> float | None:
+def value_of(promise: Promise, found: Found, everything: Iterable[Found]) -> float | None:
     """Return the value that a promise is about; None where it was not measured."""
     row = row_of(found, OURS)
     if row is None:
@@ -199,8 +205,7 @@ def value_of(promise: Promise, found: Found, everything: Iterable[Found], headli
         return share if promise.kind == "share" else 1.0 / share
     if promise.kind == "microseconds":
         # Of calls in a row where that is known, whose gaps no host can fill, else of one call.
-        in_a_row = (call["us"] for call in headline if _where(call) == _where(found))
-        return float(next(in_a_row, 1e3 * row["device_ms"]["median"]))
+        return float(row.get("in_a_row_us", 1e3 * row["device_ms"]["median"]))
     if promise.kind == "memory":
         # The required bytes are the inputs and outputs.
         return float(row["temporaries"] / found["required_bytes"])
@@ -214,14 +219,14 @@ def value_of(promise: Promise, found: Found, everything: Iterable[Found], headli
     return None if long is None else float(row["device_ms"]["median"] / long["device_ms"]["median"])
 
 
-def promise_table(results: Found, headline: Sequence[Found]) -> Table:
+def promise_table(results: Found) -> Table:
     """Promised and reached; a tiny run reaches nothing."""
     rows: list[list[str]] = []
     for promise in () if results["tiny"] else PROMISES:
         for found in measured(results, "compiled" if promise.kind == "compiled" else "measured"):
             if _where(found) != (promise.case, promise.operation):
                 continue
-            value = value_of(promise, found, measured(results), headline)
+            value = value_of(promise, found, measured(results))
             if value is not None:
                 good = (promise.least is None or value >= promise.least) and (
                     promise.most is None or value <= promise.most
@@ -230,15 +235,15 @@ def promise_table(results: Found, headline: Sequence[Found]) -> Table:
     return Table("Promised and reached", [*WHERE, "promised", "reached", "met"], rows, 3)
 
 
-def all_tables(results: Found, headline: Sequence[Found] = ()) -> list[Table]:
-    """Every table that has rows; `headline` has the calls of the report's first step."""
+def all_tables(results: Found) -> list[Table]:
+    """Every table that has rows."""
     clocks = {
         "wall_ms": "of a whole call, metrics on the host",
         "device_ms": "on the GPU",
         "call_ms": "of a call alone",
     }
     found: Sequence[Table] = [
-        promise_table(results, headline),
+        promise_table(results),
         compiled_table(results),
         *(
             everybody_table(results, f"Milliseconds {words}: median (10 % - 90 %)", partial(_spread, what=what))

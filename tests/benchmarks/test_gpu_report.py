@@ -91,16 +91,17 @@ def test_tests_are_counted(tmp_path):
 
 
 def test_both_files_are_written_after_each_step(tmp_path, monkeypatch, capsys):
-    headline = {"case": "16M", "operation": "metrics only", "us": 1.5, "gb_s": 4000.0, "MHz": 1980, "launches": 2}
     monkeypatch.setattr(gpu_report, "steps", lambda rehearsal=False: [step(""), step("sys.exit(1)")])
     monkeypatch.setattr(gpu_report.torch.cuda, "is_available", lambda: False)
     assert gpu_report.main(["--out", str(tmp_path)]) == gpu_report.NO_GPU and list(tmp_path.iterdir()) == []
-    found = {"name": "first", "what": "", "status": "passed", "seconds": 9.0, "found": {"calls": [headline]}}
+    one = {"case": "16M", "operation": "metrics only", "kernel": "read_kernel", "times": 1, "us": 1.5}
+    kernels = {"kernels": [one], "compiled": [{"kernel": "read_kernel", "registers": 96, "spills": 0, "shared": 0}]}
+    found = {"name": "kernels", "what": "", "status": "passed", "seconds": 9.0, "found": kernels}
     monkeypatch.setattr(gpu_report, "run_step", lambda step, folder, seconds: dict(found))
     assert gpu_report.main(["--out", str(tmp_path), "--rehearse"]) == 0
     assert len(json.loads((tmp_path / "gpu.json").read_text())["steps"]) == 2
-    assert "| 16M | metrics only | 1.5 | 4000.0 | 1980 | 2 |" in (tmp_path / "gpu.md").read_text()
-    assert "first: passed after 9 s; 1 calls timed" in capsys.readouterr().out
+    assert "| 16M | metrics only | read_kernel | 1 | 1.5 |" in (tmp_path / "gpu.md").read_text()
+    assert "kernels: passed after 9 s; 1 kernels, 0 with spills" in capsys.readouterr().out
 
 
 def test_a_page_that_cannot_be_made_loses_nothing(tmp_path):
@@ -144,8 +145,8 @@ def test_promises_are_compared_with_what_was_measured():
         ],
         "compiled": [measured("32k in 256", token, ours=0.02, compiled=0.01)],
     }
-    headline = [{"case": "32k in 256", "operation": token, "us": 15.0}]
-    table = gpu_tables.promise_table(results, headline)
+    results["measured"][4]["rows"][0] |= {"in_a_row_us": 15.0, "launches": 2, "MHz": 1980}
+    table = gpu_tables.promise_table(results)
     assert [(case, reached, met) for case, _, _, reached, met in table.rows] == [
         ("16M", "0.909", "yes"),  # of the copy
         ("16M", "0.769", "no"),
@@ -156,11 +157,11 @@ def test_promises_are_compared_with_what_was_measured():
         ("16M", "0.01", "yes"),  # extra memory
         ("16M", "1.4", "yes"),  # times the time of the bytes
     ]
-    steps = [{"name": name, "what": "", "status": "passed", "seconds": 1.0, "found": found}
-             for name, found in (("first", {"calls": headline}), ("benchmark", results))]  # fmt: skip
+    steps = [{"name": "benchmark", "what": "", "status": "passed", "seconds": 1.0, "found": results}]
     about = {"date": "2026-01-01", "commit": "c" * 40, "dirty": False, "python": "3.11", "versions": {}}
     page = report.page(report.PAGE.read_text(encoding="utf-8"), None, about | {"steps": steps}, report.counted(),
                        report.counted_steps())  # fmt: skip
     assert "| 16M | PPO loss, forward + backward | <= 1.45 x the time of the required bytes | 1.4 | yes |" in page
+    assert "| 5000% | 2 | 15.0 | 1980 |" in page
     assert "- 64M, PPO loss, forward + backward: no time was left." in page
     assert "- 1M, token weights, rejection: not timed: nobody agrees." in page
