@@ -14,13 +14,13 @@ from multiprocessing.context import ForkServerContext
 from typing import Any
 
 
-def fresh_processes() -> ForkServerContext:
+def fresh_processes(*also: str) -> ForkServerContext:
     """Make processes by forks of a server that has imported torch, which takes seconds once and not in each of them.
 
-    They have the environment that was there when the first one was made.
+    They have the environment, and the modules in `also`, that were there when the first one was made.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch"])
+    context.set_forkserver_preload(["torch", *also])
     return context
 
 

@@ -9,11 +9,11 @@ import signal
 import sys
 import tempfile
 from collections.abc import Iterator
-from concurrent.futures.process import BrokenProcessPool
+from concurrent.futures.process import BrokenProcessPool, ProcessPoolExecutor
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 
-from builders.fresh import in_a_fresh_process
+from builders.fresh import fresh_processes
 
 from .table import Fault
 
@@ -51,7 +51,8 @@ def run(tests: tuple[str, ...], copy: Path) -> tuple[int, str]:
     begun = copy.with_suffix(".begun")
     begun.unlink(missing_ok=True)
     try:
-        return in_a_fresh_process(_run, tests, str(copy), str(begun))
+        with ProcessPoolExecutor(1, fresh_processes("pytest", "hypothesis")) as pool:
+            return pool.submit(_run, tests, str(copy), str(begun)).result()
     except BrokenProcessPool:
         if not begun.exists():
             raise
