@@ -1,13 +1,25 @@
-"""A framework made for a test, with its drop-in."""
+"""A framework made for a test, with its drop-in, and as much of the frameworks as results are made of."""
 
 from __future__ import annotations
 
 import sys
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
 from builders import fake_frameworks
+from frameworks.calls import DataProto
+from rollout_corr.frameworks.areal import dropin as areal
 from rollout_corr.frameworks.shared import imports
+
+
+@pytest.fixture
+def frameworks_there(monkeypatch):
+    """Let `verl.protocol` and AReaL's result be imported."""
+    protocol, functional = ModuleType("verl.protocol"), ModuleType(areal.MODULE)
+    protocol.DataProto, functional.RejectionSamplingResult = DataProto, SimpleNamespace
+    for module in (ModuleType("verl"), protocol, functional):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
 
 
 @pytest.fixture

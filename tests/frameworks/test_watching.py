@@ -4,133 +4,31 @@ from __future__ import annotations
 
 import inspect
 import logging
-import sys
 from concurrent.futures import wait
 from importlib import import_module
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import pytest
 import torch
 import yaml
 
 import rollout_corr as rc
-from builders import fake_verl
 from builders.config_cases import error, rows
+from frameworks.calls import CALLS, MASK, ROLLOUT, TRAIN, DataProto, by_skyrl, by_verl, drop_in_of
 from rollout_corr.diagnose.doctor.diagnosis import diagnose
 from rollout_corr.diagnose.measure.measurement import measure
 from rollout_corr.diagnose.read.dump import Dump
 from rollout_corr.frameworks.shared import watching
 from rollout_corr.frameworks.shared.dropin import Installed
 from rollout_corr.frameworks.shared.watching import Dumps, Speaker
-from rollout_corr.frameworks.slime.config import MIS
 
-ROLLOUT = -torch.rand(4, 60, generator=torch.Generator().manual_seed(0)) - 0.1
-TRAIN = ROLLOUT.roll(1, 1)  # the bug that the doctor is to find in what was dumped
-MASK = torch.ones(4, 60)
-PACKED = [x.reshape(-1) for x in (TRAIN, ROLLOUT, MASK)]
+pytestmark = pytest.mark.usefixtures("frameworks_there")
+
 # Rejects most sequences of these log-probs, weighs no token by more than 1.1.
 SPEC = rc.Spec(
     weight=rc.Weight.token(upper=1.1),
     criteria=(rc.Criterion("abs", over="sequence", reduce="mean", upper=0.3),),
 )
-
-
-@pytest.fixture(autouse=True)
-def frameworks(monkeypatch):
-    """As much of the frameworks as results are made of."""
-    fake_verl.put(monkeypatch)
-    areal = ModuleType("areal.utils.functional.functional")
-    areal.RejectionSamplingResult = SimpleNamespace
-    monkeypatch.setitem(sys.modules, areal.__name__, areal)
-
-
-# Each calls a drop-in on these log-probs, with settings of the framework, and returns weights, mask and metrics.
-
-
-def by_verl(dropin, train, settings=None, **switches):
-    given = train, ROLLOUT, MASK
-    proto, mask, metrics = dropin.compute_rollout_correction_and_rejection_mask(*given, **settings or {}, **switches)
-    return proto and proto.batch["rollout_is_weights"], mask, metrics
-
-
-def by_verl_metrics(dropin, train, **switches):
-    return None, MASK, dropin.compute_rollout_corr_metrics_from_logprobs(train, ROLLOUT, MASK, **switches)
-
-
-def by_trl(dropin, train, settings=None, **switches):
-    return dropin.importance_sampling_ratio(train, ROLLOUT, MASK, **settings or {}, **switches), MASK, {}
-
-
-def by_async_trl(dropin, train, **switches):
-    segments = torch.arange(4).repeat_interleave(60)
-    packed = train.reshape(-1), PACKED[1], torch.ones(240), segments, PACKED[2]
-    function = import_module("rollout_corr.frameworks.trl.asynchronous").packed_policy_loss
-    function(*packed, tokens=240.0, **{"spec": rc.Spec(), **switches})
-    return None, MASK, {}
-
-
-def by_skyrl(dropin, train, settings=None, **switches):
-    config = SimpleNamespace(**{"tis_ratio_type": "token"} if settings is None else settings)
-    weights, metrics, mask = dropin.compute_off_policy_correction(train, ROLLOUT, MASK, config, **switches)
-    return weights, mask, metrics
-
-
-def by_xtuner(dropin, train, settings=None, **switches):
-    given = train.reshape(1, -1), ROLLOUT.reshape(1, -1), [60] * 4, MASK.reshape(1, -1).long()
-    function = dropin.compute_rollout_importance_weights_and_metrics
-    weights, mask, metrics, more = function(SimpleNamespace(**settings or {}), *given, **switches)
-    return None if weights is None else weights.view(4, 60), mask.view(4, 60), metrics | more
-
-
-def by_areal(dropin, train, settings=None, **switches):
-    fields = {"level": "token", "action": "mask", "metric": "ratio", "agg": "mean", "upper": 5.0, "lower": None}
-    config = SimpleNamespace(**fields | (settings or {}))
-    found = dropin.apply_rejection_sampling(train, ROLLOUT, MASK, None, config, **switches)
-    return found.behave_imp_weight, found.loss_mask, {"filtered": found.filtered_fraction}
-
-
-def by_openrlhf(dropin, train, settings=None, spec=None, **switches):
-    spec = spec or (rc.Spec(weight=rc.Weight.token(upper=2.0)) if settings is None else None)
-    fields = {"clip_eps_low": 0.2, "clip_eps_high": 0.2, "dual_clip": None, "policy_loss_type": "ppo"}
-    loss = SimpleNamespace(token_level_loss=True, **fields, **settings or {})
-    new = train.clone().requires_grad_()
-
-    def theirs(*given):
-        return 0.0, "clip_ratio", "ppo_kl", None, None
-
-    given = loss, new, train, torch.ones(4, 60), MASK, ROLLOUT
-    _, _, _, *logged = dropin.replaced(theirs, spec, **switches)(*given)
-    return (
-        None,
-        MASK,
-        {} if spec is None else dict(zip(("vllm_kl", "is_filter_ratio"), map(float, logged), strict=True)),
-    )
-
-
-def by_slime(dropin, train, settings=None, **switches):
-    flags = {**dict.fromkeys(MIS), "use_tis": True, "use_rs": True, "tis_level": "token", "rs_level": "token"}
-    flags |= {"tis_mode": "truncate", "tis_upper_bound": 2.0, "tis_batch_normalize": True} | (settings or {})
-    given = {"pg_loss": TRAIN.reshape(-1), "train_log_probs": [*train], "rollout_log_probs": [*ROLLOUT]}
-    import_module("rollout_corr.frameworks.slime.functions").mis(SimpleNamespace(**flags), **given, loss_masks=[*MASK])
-    return None, MASK, {}
-
-
-CALLS = {
-    "verl": by_verl,
-    "verl, metrics": by_verl_metrics,
-    "trl": by_trl,
-    "trl, asynchronous": by_async_trl,
-    "skyrl": by_skyrl,
-    "xtuner": by_xtuner,
-    "areal": by_areal,
-    "openrlhf": by_openrlhf,
-    "slime": by_slime,
-}
-
-
-def drop_in_of(name):
-    module = "functions" if name == "slime" else "dropin"
-    return import_module(f"rollout_corr.frameworks.{name.partition(',')[0]}.{module}")
 
 
 @pytest.fixture
@@ -316,7 +214,7 @@ def test_unknown_settings_are_named_once(watched, caplog):
     batch = {"old_log_probs": TRAIN, "rollout_log_probs": ROLLOUT, "response_mask": MASK}
     config = {"rollout_is": "token", "rollout_is_treshold": 3.0, "bypass_mode": False, "_target_": "x", "novel": 1}
     for _ in range(2):
-        data = fake_verl.DataProto(batch=dict(batch))
+        data = DataProto(batch=dict(batch))
         dropin.compute_rollout_correction_and_add_to_batch(data, config)
     said = sorted(text for text in caplog.messages if "unknown setting" in text)
     assert [text.partition("unknown ")[2] for text in said] == [
@@ -514,9 +412,9 @@ def test_verl_s_responses_are_written(tmp_path, watched, dumped):
     dropin = watched("verl", Dumps(tmp_path / "dumps", 1))
     ids = torch.arange(240).view(4, 60)
     batch = {"old_log_probs": TRAIN, "rollout_log_probs": ROLLOUT, "response_mask": MASK, "responses": ids}
-    dropin.compute_rollout_correction_and_add_to_batch(fake_verl.DataProto(batch=batch), {})
+    dropin.compute_rollout_correction_and_add_to_batch(DataProto(batch=batch), {})
     batch["responses"] = ids[:, :3]  # ids that do not fit cost no dump
-    dropin.compute_rollout_correction_and_add_to_batch(fake_verl.DataProto(batch=batch), {})
+    dropin.compute_rollout_correction_and_add_to_batch(DataProto(batch=batch), {})
     assert [future.result() for _, future in dumped] == [4, 4]
     first, second = map(torch.load, sorted((tmp_path / "dumps").glob("*.pt")))
     assert torch.equal(first["token_ids"], ids) and "token_ids" not in second

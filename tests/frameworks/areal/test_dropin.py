@@ -10,7 +10,6 @@ from types import ModuleType, SimpleNamespace
 import pytest
 import torch
 
-from builders.rounding import assert_near
 from rollout_corr.frameworks.areal import config as areal_config
 from rollout_corr.frameworks.areal import dropin
 
@@ -46,33 +45,6 @@ def batch(seed=0):
     return proximal, old, mask
 
 
-def test_clamps_tokens():
-    """A weight within the bounds and masked ones stay as they are; the others are clamped, and counted."""
-    proximal, old, mask = batch()
-    ratio = (proximal - old).exp()
-    for lower in (None, 0.9):
-        found = dropin.apply_rejection_sampling(
-            proximal, old, mask, None, configuration(action="clamp", upper=1.1, lower=lower)
-        )
-        expected = torch.where(mask != 0, ratio.clamp(lower or 0.0, 1.1), 0.0)
-        assert_near(found.behave_imp_weight, expected, size=0.0)
-        assert found.loss_mask is mask
-        clamped = ((ratio > 1.1) | (ratio < (lower or 0.0)))[mask != 0]
-        assert found.filtered_fraction == pytest.approx(float(clamped.double().mean()))
-
-
-def test_a_failed_sequence_alone_is_clamped():
-    """By the largest ratio: the second sequence passes, so its mean below the bound stays, from its first token on."""
-    d = torch.tensor([0.5, 0.0, 0.05, -0.7, -0.7], dtype=torch.float64)
-    given = d, torch.zeros_like(d), torch.ones(5, dtype=torch.int64), torch.tensor([0, 2, 5])
-    config = configuration(level="sequence", action="clamp", agg="max", lower=0.9, upper=1.1)
-    found = dropin.apply_rejection_sampling(*given, config).behave_imp_weight
-    assert found.tolist() == pytest.approx([1.1, 1.1, *[math.exp(-0.45)] * 3])
-    rows = [torch.nn.utils.rnn.pad_sequence([x[:2], x[2:]], batch_first=True) for x in given[:3]]
-    padded = dropin.apply_rejection_sampling(*rows, None, config).behave_imp_weight
-    assert padded[rows[2] != 0].tolist() == found.tolist()
-
-
 def test_packed_tokens_need_no_offsets():
     given = [x.reshape(-1) for x in batch()]
     config = configuration(upper=1.1)
@@ -81,16 +53,6 @@ def test_packed_tokens_need_no_offsets():
     assert torch.equal(found.loss_mask, expected.loss_mask.reshape(-1))
     with pytest.raises(ValueError, match="cu_seqlens: expected the offsets of packed sequences at the level sequence"):
         dropin.apply_rejection_sampling(*given, None, configuration(level="sequence"))
-
-
-def test_dtypes_and_gradient():
-    proximal, old, mask = batch()
-    found = dropin.apply_rejection_sampling(
-        proximal.bfloat16().requires_grad_(), old.bfloat16(), mask.float(), None, configuration(upper=1.1)
-    )
-    assert type(found) is RejectionSamplingResult
-    assert found.behave_imp_weight.dtype == found.loss_mask.dtype == torch.float32
-    assert not found.behave_imp_weight.requires_grad
 
 
 def test_nonfinite_and_nothing_valid():

@@ -70,16 +70,6 @@ def by_hand(given, kept, delta=math.inf):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("kind", ["mild", "holes", "empty_rows"])
-def test_loss(cls, kind, layout):
-    assert dropin.install().in_place
-    given = batch(kind, 2)
-    loss, slope, made = step(cls, given, layout)
-    assert loss == near(by_hand(given, given.mask))
-    assert slope[given.mask].any() and not slope[~given.mask].any() and not made._metrics["train"]
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_spec_rejects_by_the_ratio_that_trains(cls, layout):
     """Completions whose geometric mean of new/rollout lies outside; they stay in the denominator."""
     dropin.install(spec=rc.Spec(criteria=(GEOMETRIC,)))

@@ -37,9 +37,8 @@ def test_a_masked_token_is_bounded():
         assert set(found[1].tolist()) == {expected}
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_dtype_and_gradient(dtype):
-    old, sampling, mask = batch(dtype=dtype)
+def test_dtype_and_gradient():
+    old, sampling, mask = batch(dtype=torch.bfloat16)
     found = dropin.importance_sampling_ratio(old.requires_grad_(), sampling.float(), mask, "token_mask")
     assert found.dtype == torch.float32 and not found.requires_grad
 

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import math
 import sys
+import threading
 from types import ModuleType
-from unittest import mock
 
 import pytest
 import torch
 
 import rollout_corr as rc
-from builders import fake_verl
-from builders.fake_verl import DataProto
 from builders.rounding import assert_near, near
-from rollout_corr.frameworks.verl import config as presets
+from builders.threaded_ranks import Rank, Ranks
+from frameworks.calls import DataProto
 from rollout_corr.frameworks.verl import dropin
 
 EVERYTHING = {
@@ -25,10 +24,7 @@ EVERYTHING = {
 }
 
 
-@pytest.fixture(autouse=True)
-def protocol(monkeypatch):
-    """verl.protocol as far as it is needed."""
-    fake_verl.put(monkeypatch)
+pytestmark = pytest.mark.usefixtures("frameworks_there")
 
 
 def batch(dtype=torch.float32, mask_dtype=torch.int64):
@@ -43,23 +39,6 @@ def batch(dtype=torch.float32, mask_dtype=torch.int64):
 def correct(*given, **options):
     proto, mask, metrics = dropin.compute_rollout_correction_and_rejection_mask(*given, **options)
     return None if proto is None else proto.batch["rollout_is_weights"], mask, metrics
-
-
-def test_metrics_only():
-    given = batch()
-    weights, mask, metrics = correct(*given)
-    assert weights is None and mask is given[2] and len(metrics) == 13
-    assert all(type(value) is float for value in metrics.values())
-
-
-def test_dtypes():
-    for dtype, mask_dtype, expected in (
-        (torch.bfloat16, torch.int64, torch.bfloat16),
-        (torch.bfloat16, torch.float32, torch.float32),
-        (torch.float64, torch.bool, torch.float64),
-    ):
-        weights, mask, _ = correct(*batch(dtype, mask_dtype), **EVERYTHING)
-        assert (weights.dtype, mask.dtype) == (expected, mask_dtype) and not weights.requires_grad
 
 
 @pytest.mark.parametrize("shape", [(54,), (2, 3, 9)])
@@ -85,32 +64,21 @@ def test_parts_report_their_own_metrics():
 
 
 def test_normalized_over_all_ranks(monkeypatch):
-    """The mean is that of two ranks' tokens together, and so is the factor that is reported."""
-    train, rollout, mask = batch(torch.float64)
-    spec = presets.made(rc.Weight.token(upper=2.0, normalize="batch"))
-    raw = correct(train, rollout, mask, rollout_is="token")[0]
-    others = rc.correct(train[:2], rollout[:2], mask=mask[:2], spec=spec).statistics
-    pooled = (raw.sum() + raw[:2].sum()) / (mask.sum() + mask[:2].sum())
-    world = mock.Mock(spec=torch.distributed.ProcessGroup)
+    """Each of two ranks gets the weights and the factor of all rows together."""
+    given, here = batch(torch.float64), threading.local()
+    options = {"rollout_is": "token", "rollout_is_batch_normalize": True}
+    expected, _, of_all = correct(*given, **options)
+    monkeypatch.setattr(dropin, "world", lambda: here.group)
 
-    def all_reduce(x, op=torch.distributed.ReduceOp.SUM, group=None):
-        assert group is world
-        # Statistics are padded, and their maxima stand behind two digests.
-        if op == torch.distributed.ReduceOp.MAX:
-            x[2:] = torch.maximum(x[2:], torch.nn.functional.pad(others.maxima, (0, len(x) - 2 - len(others.maxima))))
-        elif x.numel() > 2:
-            x[: len(others.sums)] += others.sums
-        else:
-            n = float(mask[:2].sum())
-            x.add_(torch.tensor([float(raw[:2].sum()), n], dtype=torch.float64))
+    def of_rank(rank):
+        here.group = Rank(rank=rank, ranks=2)
+        return correct(*(x[3 * rank : 3 * rank + 3] for x in given), **options)
 
-    monkeypatch.setattr(dropin, "world", lambda: world)
-    monkeypatch.setattr(torch.distributed, "get_rank", lambda group: 0)
-    monkeypatch.setattr(torch.distributed, "all_reduce", all_reduce)
-    weights, _, metrics = correct(train, rollout, mask, rollout_is="token", rollout_is_batch_normalize=True)
-    assert_near(weights, raw / pooled, size=0.0)
-    assert metrics["rollout_corr/rollout_is_batch_norm_factor"] == near(float(pooled))
-    assert len(metrics) == 28
+    found = Ranks(2).run(of_rank)
+    assert_near(torch.cat([weights for weights, _, _ in found]), expected, size=0.0)
+    factor = "rollout_corr/rollout_is_batch_norm_factor"
+    assert [metrics[factor] for _, _, metrics in found] == [near(of_all[factor])] * 2
+    assert all(metrics.keys() == of_all.keys() for _, _, metrics in found)
 
 
 def test_adds_to_batch():
@@ -154,17 +122,6 @@ def test_k1_bounds():
     assert as_verl.tolist() == [[0, 0, 1, 1, 1]] and mended.tolist() == [[1, 1, 1, 0, 0]]
 
 
-def test_empty_rows():
-    """With "skip", a row of nothing but padding changes no metric."""
-    without = [x[[0, 1, 2, 3, 5]] for x in batch()]
-    expected = correct(*without, **EVERYTHING)[2]
-    skipped = correct(*batch(), **EVERYTHING, empty_rows="skip")[2]
-    assert skipped == near(expected)
-    assert (
-        correct(*batch(), **EVERYTHING)[2]["rollout_corr/training_ppl"] < expected["rollout_corr/training_ppl"] * 0.95
-    )
-
-
 def test_empty_batch():
     train, rollout, mask = batch()
     nothing = torch.zeros_like(mask)
@@ -177,32 +134,6 @@ def test_empty_batch():
         correct(train, rollout, nothing, **EVERYTHING, empty_batch="raise")
 
 
-def test_nonfinite():
-    train, rollout, mask = batch()
-    train[0], mask[0] = math.nan, 1
-    weights, kept, metrics = correct(train, rollout, mask, **EVERYTHING)
-    assert not weights[0].any() and not kept[0].any() and all(map(math.isfinite, metrics.values()))
-    assert correct(train, rollout, mask, **EVERYTHING, nonfinite="propagate")[0][0].isnan().all()
-
-
-@pytest.mark.parametrize(
-    ("options", "kind", "message"),
-    [
-        (
-            {"rollout": torch.ones(6, 8)},
-            ValueError,
-            r"rollout_log_prob: expected shape \[6, 9\] \(of old_log_prob\), got",
-        ),
-        ({"mask": torch.ones(5, 9)}, ValueError, r"response_mask: expected shape \[6, 9\] \(of old_log_prob\), got"),
-        ({"old": torch.ones(6, 9, dtype=torch.int64)}, ValueError, "train_logp: expected a dtype among"),
-        ({"rollout": None}, TypeError, r"^rollout_log_prob: expected a tensor, got None; .*calculate_log_probs=True"),
-    ],
-)
-def test_errors(options, kind, message):
-    with pytest.raises(kind, match=message):
-        correct(*(options.pop(name, x) for name, x in zip(("old", "rollout", "mask"), batch(), strict=True)), **options)
-
-
 @pytest.mark.parametrize("spec", [None, rc.spec("verl.decoupled_token_is")])
 def test_a_spec_needs_a_verl_that_calls_its_correction(spec, caplog, monkeypatch):
     """Without algorithm.rollout_correction verl still compares the log-probs once a step, by which it is seen."""
@@ -212,12 +143,12 @@ def test_a_spec_needs_a_verl_that_calls_its_correction(spec, caplog, monkeypatch
     try:
         dropin.install(spec=spec)
         for _ in range(2):
-            dropin.calculate_debug_metrics(fake_verl.DataProto(batch=tensors))
+            dropin.calculate_debug_metrics(DataProto(batch=tensors))
             correct(*batch(), spec=spec)
         assert dropin.installed().active is (spec is not None)
         caplog.clear()
         for _ in range(2):
-            dropin.calculate_debug_metrics(fake_verl.DataProto(batch=tensors))
+            dropin.calculate_debug_metrics(DataProto(batch=tensors))
         assert dropin.installed().active is False
     finally:
         dropin.uninstall()

@@ -65,29 +65,6 @@ def test_a_list_of_lengths_and_offsets_in_int64_are_the_same():
         assert torch.equal(run((old, rollout, lengths, valid), **SHIPPED)[0], weights)
 
 
-def test_without_threshold_all_is_off():
-    given = pack()
-    weights, mask, mismatch, importance = run(given, rollout_is_veto_threshold=(20.0, 0.0))
-    assert weights is None and mask is given[3] and importance == {} and len(mismatch) == 13
-
-
-@pytest.mark.parametrize(
-    ("dtype", "mask_dtype", "weights", "mask"),
-    [
-        (torch.float32, torch.bool, torch.float32, torch.float32),
-        (torch.bfloat16, torch.int64, torch.bfloat16, torch.float32),
-        (torch.bfloat16, torch.float32, torch.float32, torch.float32),
-        (torch.float32, torch.float64, torch.float64, torch.float64),
-    ],
-)
-def test_dtypes(dtype, mask_dtype, weights, mask):
-    given = pack(0, dtype, mask_dtype)
-    found = run(given, **SHIPPED)
-    geometric = run(given, **SHIPPED | {"rollout_is_level": "geometric"})[0]
-    assert geometric.dtype == (weights if mask_dtype.is_floating_point else torch.float32)
-    assert (found[0].dtype, found[1].dtype) == (weights, mask) and found[0].shape == found[1].shape == given[0].shape
-
-
 def test_mismatch_over_sequences():
     """Each sequence's own perplexity, and the mean over those with a valid token; xtuner takes the pack as one."""
     given = old, _, _, mask = pack(dtype=torch.float64)
@@ -99,46 +76,6 @@ def test_mismatch_over_sequences():
     assert found.keys() == as_pack.keys()
     assert found["mismatch/mismatch_log_ppl_diff_max"] > found["mismatch/mismatch_log_ppl_diff_min"]
     assert as_pack["mismatch/mismatch_log_ppl_diff_max"] == as_pack["mismatch/mismatch_log_ppl_diff_min"]
-
-
-def test_pads_can_be_left_out():
-    """With "skip", sequences of padding change no metric."""
-    old, rollout, _, mask = given = pack()
-    alone = (old[:, :21], rollout[:, :21], torch.tensor([7, 5, 9]), mask[:, :21])
-    fields = SHIPPED | {"rollout_is_level": "sequence"}
-    expected = run(alone, **fields)[3]
-    assert run(given, **fields, empty_rows="skip")[3] == near(dict(expected))
-    assert run(given, **fields)[3] != expected
-
-
-def test_nonfinite():
-    """A token that is NaN takes its sequence along, and one outside the mask does nothing."""
-    old, *_, mask = given = pack()
-    expected = run(given, **SHIPPED)
-    old[~mask] = math.nan
-    found = run(given, **SHIPPED)
-    assert torch.equal(found[0], expected[0]) and torch.equal(found[1], expected[1]) and found[2:] == expected[2:]
-    old[0, int(mask[0].nonzero()[0])] = math.nan
-    found = run(given, **SHIPPED)
-    assert not found[0][0, :7].any() and not found[1][0, :7].any()
-    assert all(math.isfinite(value) for value in (found[2] | found[3]).values())
-    assert run(given, **SHIPPED, nonfinite="propagate")[0].isnan().any()
-
-
-@pytest.mark.parametrize(
-    ("change", "kind", "message"),
-    [
-        ({"old": torch.zeros(2, 25)}, ValueError, r"old_log_prob: expected shape \[1, S\], packed, got \[2, 25\]"),
-        ({"lengths": LENGTHS[:-1]}, ValueError, "num_tokens: expected 25 tokens in total .*, got 21"),
-        ({"rollout": torch.zeros(1, 24)}, ValueError, r"rollout_logp: expected shape \[1, 25\]"),
-        ({"rollout": None}, TypeError, "rollout_log_prob: expected a tensor, got None; set return_logprob=True"),
-    ],
-)
-def test_errors(change, kind, message):
-    given = dict(zip(("old", "rollout", "lengths", "mask"), pack(), strict=True))
-    tensors = [change.pop(name, x) for name, x in given.items()]
-    with pytest.raises(kind, match=message):
-        run(tensors, **SHIPPED | change)
 
 
 # --- merging ---
