@@ -78,6 +78,14 @@ def test_mismatch_over_sequences():
     assert as_pack["mismatch/mismatch_log_ppl_diff_max"] == as_pack["mismatch/mismatch_log_ppl_diff_min"]
 
 
+def test_lengths_that_do_not_fit():
+    old, rollout, _, mask = pack()
+    with pytest.raises(ValueError, match=r"num_tokens: expected 25 tokens in total .*, got 21"):
+        run((old, rollout, LENGTHS[:-1], mask), **SHIPPED)
+    with pytest.raises(ValueError, match=r"old_log_prob: expected shape \[1, S\], packed, got \[2, 25\]"):
+        run((torch.zeros(2, 25), rollout, LENGTHS, mask), **SHIPPED)
+
+
 # --- merging ---
 
 
