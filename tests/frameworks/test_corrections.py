@@ -45,6 +45,7 @@ def test_where_nothing_is_switched_on_only_metrics_are_made(name, count):
     train, rollout, mask = batch()
     weights, kept, metrics = corrected(name, train, rollout, mask, OFF[name])
     assert weights is None and torch.equal(kept, mask) and len(metrics) == count
+    assert {type(value) for value in metrics.values()} <= {float, bool}
 
 
 # NAME LOG_PROBS MASK | WEIGHTS MASK, where a rejection makes a mask.

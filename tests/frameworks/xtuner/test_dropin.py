@@ -78,6 +78,12 @@ def test_mismatch_over_sequences():
     assert as_pack["mismatch/mismatch_log_ppl_diff_max"] == as_pack["mismatch/mismatch_log_ppl_diff_min"]
 
 
+def test_a_geometric_mean_is_no_half_precision():
+    given = pack(0, torch.bfloat16, torch.int64)
+    assert run(given, **SHIPPED | {"rollout_is_level": "geometric"})[0].dtype == torch.float32
+    assert run(given, **SHIPPED)[0].dtype == torch.bfloat16
+
+
 def test_lengths_that_do_not_fit():
     old, rollout, _, mask = pack()
     with pytest.raises(ValueError, match=r"num_tokens: expected 25 tokens in total .*, got 21"):
