@@ -11,7 +11,6 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -40,10 +39,18 @@ Results = dict[str, Any]
 
 def compile_ours(options: argparse.Namespace) -> None:
     """Compile the kernels of all operations, on all cores."""
-    with compiled_meanwhile(len(os.sched_getaffinity(0))):
-        for case, operation in planned(options.tiny, options.cases):
-            with suppress(torch.OutOfMemoryError):  # which the operation itself will report
+    try:
+        with compiled_meanwhile(len(os.sched_getaffinity(0))):
+            for case, operation in planned(options.tiny, options.cases):
                 ours(make(case, "cuda"), operation)[0]()
+    except Exception:  # noqa: BLE001 - the operation that raises does so again when it is measured, and is reported
+        traceback.print_exc()
+
+
+def save(results: Results, options: argparse.Namespace) -> None:
+    """Write the results so far, if a file was asked for."""
+    if options.json is not None:
+        machine.write(options.json, results)
 
 
 def measured(where: Gpu, results: Results, options: argparse.Namespace, budget: Budget) -> None:
@@ -68,8 +75,7 @@ def measured(where: Gpu, results: Results, options: argparse.Namespace, budget: 
                 found = {"case": case.name, "operation": operation.name, "problem": first_line(problem)}
                 found["traceback"] = end
             results[into].append(found)
-            if options.json is not None:
-                machine.write(options.json, results)
+            save(results, options)
             print(gpu_tables.one_line(found), file=sys.stderr, flush=True)
             if "problem" in found:
                 where.free()
@@ -87,6 +93,7 @@ def benchmark(where: Gpu, options: argparse.Namespace) -> int:
         **{name: [] for name in PARTS.values()},
         "not_reached": [],
     }
+    save(results, options)  # what the device is, before anything may go wrong on it
     compile_ours(options)
     measured(where, results, options, budget)
     print("\n".join(gpu_tables.facts(results)), "\n")
