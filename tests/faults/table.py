@@ -90,7 +90,7 @@ FAULTS = [
     *_in("rollout_corr/metrics/aggregates.py", "metrics/test_random_calls.py::test_metrics_by_label",
          ("by.sum(p * q), by.sum(gap)", "by.sum(p * p), by.sum(gap)"),
          (".log1p().mul_(0.5)", ".log1p().mul_(0.625)"),
-         ("f.tokens.size > f.spec.clamp", "f.tokens.size < f.spec.clamp", "metrics"),
+         ("f.tokens.size > f.spec.clamp", "f.tokens.size < f.spec.clamp"),
          ("by.count(d.abs() > LOG_2)", "by.count(d > LOG_2)"),
     ),
     *_in("rollout_corr/metrics/statistics.py", "metrics/test_statistics.py",
