@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from pathlib import Path
@@ -23,10 +24,9 @@ def write_whole(path: str | Path, content: str | bytes) -> None:
         OSError: It cannot be written. The old file is as it was.
     """
     data = content.encode() if isinstance(content, str) else content
-    try:
-        target = Path(path).resolve()
-    except RuntimeError as error:  # what resolve raised for a loop of symlinks before Python 3.13
-        raise OSError(str(error)) from error
+    target = Path(os.path.realpath(path))
+    if target.is_symlink():
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
     old = target.stat().st_mode if target.exists() else None
     if old is not None and not stat.S_ISREG(old):
         with open(path, "wb") as special:

@@ -256,7 +256,8 @@ def beside_a_good_line(folder, line):
     ("line", "message"),
     [
         ("[" * 50_000, "line 1 is nested too deeply"),
-        ('{"a":' * 3000 + "1" + "}" * 3000, "line 1 is nested too deeply"),
+        # Python 3.12 reads it, and the record is refused.
+        ('{"a":' * 3000 + "1" + "}" * 3000, "line 1 is nested too deeply|32 mappings inside of one another"),
         ('{"a":' * 200 + "1" + "}" * 200, "32 mappings inside of one another"),
         (LINE.replace("-1.0", "1" + "0" * 400), "got a list of float and int (int too large to convert to float)"),
         (LINE.replace("-1.0", "1" + "0" * 9000), "line 1 is not JSON (Exceeds the limit"),
@@ -271,7 +272,8 @@ def beside_a_good_line(folder, line):
     ],
 )
 def test_a_line_that_is_refused(line, message, tmp_path):
-    assert message in beside_a_good_line(tmp_path, line)
+    found = beside_a_good_line(tmp_path, line)
+    assert any(one in found for one in message.split("|")), found
 
 
 @pytest.mark.parametrize(

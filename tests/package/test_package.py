@@ -124,6 +124,8 @@ for name in {DRIVER_QUERIES}:
 def report():
     added = set(sys.modules) - before
     print(sum(name.partition(".")[0] == "rollout_corr" for name in added))
+    # Since Python 3.12 importlib.metadata, which torch imports, has parts that reading a version imports.
+    added -= {{name for name in added if name.startswith("importlib.metadata._")}}
     print(*(name for name in added if name.startswith({HEAVY})))
 
 before = set(sys.modules)

@@ -94,12 +94,13 @@ def _loaded(path: Path) -> Any:
     try:
         return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except pickle.UnpicklingError as error:
-        if "torch._dynamo" not in str(error):
+        if "torch._dynamo" not in str(error) and "nested_tensor" not in str(error):
             raise
-        # For jagged tensors, which take two seconds to import.
-        for module in ("torch._dynamo", "torch.nested"):
-            import_module(module)
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        # For jagged tensors, which take two seconds to import, and which torch 2.15 no longer allows by itself.
+        import_module("torch._dynamo")
+        nested = import_module("torch.nested._internal.nested_tensor")
+        with torch.serialization.safe_globals([nested.NestedTensor, nested._rebuild_njt]):
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
 
 
 class _RefusedError(ValueError):
