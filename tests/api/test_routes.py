@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import rollout_corr as rc
-from builders.rounding import all_near, near
+from builders.rounding import assert_near, near
 
 
 def routes(rng, tokens=40, layers=3, experts=4, unlike=0.2):
@@ -62,7 +62,8 @@ def test_beside_sets(seed):
     assert found.metrics() == near(wanted(train, rollout, valid))
     padded = rc.route_agreement(a.view(5, 8, 3, 4), b.view(5, 8, 3, 4), mask.view(5, 8).float())
     halves = rc.route_agreement(a[:7], b[:7], mask[:7]) + rc.route_agreement(a[7:], b[7:], mask[7:])
-    assert torch.equal(padded.sums, found.sums) and all_near(halves.sums, found.sums)
+    assert torch.equal(padded.sums, found.sums)
+    assert_near(halves.sums, found.sums)
     assert found.overlap().min().item() == near(found.metrics()["route_layer_overlap_min"])
 
 

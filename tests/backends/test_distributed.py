@@ -10,7 +10,7 @@ import torch
 import rollout_corr as rc
 from builders import parts
 from builders import work_of_ranks as work
-from builders.rounding import all_near, near
+from builders.rounding import assert_near, near
 from builders.work_of_ranks import AWAY, BOUND, RANKS, STEPS, TIMEOUT
 from frozen.runners import one_thread
 
@@ -35,7 +35,7 @@ def test_a_batch_mean_over_sequences_of_a_rank_alone(on_ranks):
     logp = torch.linspace(-2.0, -0.1, 24).view(4, 6)
     whole = rc.correct(logp, logp.flip(1), spec=rc.Spec(rc.Weight.product(normalize="batch")))
     weights = torch.cat([one.value for one in on_ranks(work.a_mean_of_both_groups, 2)])
-    assert all_near(weights, whole.weights, torch.float32, size=0.0)
+    assert_near(weights, whole.weights, torch.float32, size=0.0)
 
 
 def test_what_ranks_of_both_groups_know_counts_once(on_ranks):

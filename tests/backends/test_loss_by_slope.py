@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import rollout_corr as rc
-from builders.rounding import all_near, near
+from builders.rounding import assert_near, near
 from frozen.runners import run_as
 from rollout_corr.backends import loss_blocks
 from rollout_corr.backends.loss_blocks import READS_VALUES, by_slope
@@ -196,4 +196,4 @@ def test_a_derived_surrogate_has_the_gradient_of_its_own_formula(surrogate):
     )
     found.value.backward()
     assert new.grad is not None
-    assert all_near(new.grad, wanted, size=0.0)
+    assert_near(new.grad, wanted, size=0.0)

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import rollout_corr as rc
-from builders.rounding import FORMULA, SUM, assert_near, is_near
+from builders.rounding import FORMULA, SUM, assert_near, near
 from builders.same_bits import is_count
 from frozen.calls import Call
 from frozen.generator import Drawn
@@ -194,7 +194,7 @@ def assert_loss_like_reference(call):
     for got, slope in zip(*map(flat, slopes), strict=True):
         assert_near(got, slope, terms=SUM if got.dtype == torch.float32 else 1)
     one, other = (out.metrics() for out, *_ in (found, wanted))
-    assert {key: (one[key], x) for key, x in other.items() if not is_near(one[key], x, torch.float32)} == {}
+    assert {key: (one[key], x) for key, x in other.items() if one[key] != near(x, torch.float32)} == {}
 
 
 def same(name, got, reference):
@@ -206,7 +206,7 @@ def same(name, got, reference):
     # An exponential is off by what its exponent is, and that by its size.
     exponent = max(1.0, math.log(wanted)) if name.endswith("_ppl") and wanted > 0.0 else 1.0
     # All else is made of ratios and probabilities, which are about 1, however small their differences are.
-    return is_near(got, wanted, torch.float32, size=exponent * max(1.0, abs(wanted), added))
+    return bool(got == near(wanted, torch.float32, size=exponent * max(1.0, abs(wanted), added)))
 
 
 def same_bits(one, other):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import rollout_corr as rc
-from builders.rounding import FORMULA, all_near, near
+from builders.rounding import FORMULA, near
 from rollout_corr.eject.kernel import Settings
 
 # Every branch of the kernels, and bounds that cut the batches below.
@@ -101,7 +101,8 @@ def differing(found, wanted) -> list[str]:
         names.append("mask")
     if not found.keep.equal(wanted.keep):
         names.append("keep")
-    if found.weights.shape != wanted.weights.shape or not all_near(found.weights, wanted.weights, terms=FORMULA):
+    one, other = found.weights, wanted.weights
+    if one.shape != other.shape or one.flatten().tolist() != near(other.flatten().tolist(), torch.float32, FORMULA):
         names.append("weights")
     one, other = found.metrics(), wanted.metrics("dashboard") if isinstance(wanted, rc.Correction) else wanted.metrics()
     return names + [key for key in other if one[key] != near(other[key], torch.float32, size=max(1.0, abs(other[key])))]

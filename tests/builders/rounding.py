@@ -37,13 +37,6 @@ def near(wanted: Any, dtype: torch.dtype = torch.float64, terms: int = SUM, size
     return pytest.approx(wanted, rel=margin(dtype, terms), abs=margin(dtype, terms, size), nan_ok=True)
 
 
-def is_near(
-    found: float, wanted: float, dtype: torch.dtype = torch.float64, terms: int = SUM, size: float = 1.0
-) -> bool:
-    """Whether two numbers are equal but for rounding."""
-    return bool(found == near(wanted, dtype, terms, size))
-
-
 def assert_near(
     found: Tensor, wanted: Tensor, dtype: torch.dtype | None = None, terms: int = SUM, size: float | None = None
 ) -> None:
@@ -54,14 +47,3 @@ def assert_near(
         size = float(sizes[sizes.isfinite()].max()) if bool(sizes.isfinite().any()) else 0.0
     within = {"rtol": margin(dtype, terms), "atol": margin(dtype, terms, size)}
     torch.testing.assert_close(found, wanted, **within, equal_nan=True)
-
-
-def all_near(
-    found: Tensor, wanted: Tensor, dtype: torch.dtype | None = None, terms: int = SUM, size: float | None = None
-) -> bool:
-    """Whether `assert_near` would pass."""
-    try:
-        assert_near(found, wanted, dtype, terms, size)
-    except AssertionError:
-        return False
-    return True

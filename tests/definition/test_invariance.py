@@ -16,7 +16,7 @@ import torch
 import rollout_corr as rc
 from builders import invariance
 from builders.invariance import behind_garbage, odd, run
-from builders.rounding import FORMULA, assert_near, is_near, near
+from builders.rounding import FORMULA, assert_near, near
 from builders.same_bits import assert_same_results, assert_same_statistics, pick
 from frozen.generator import Layout
 
@@ -113,7 +113,7 @@ def assert_same_slopes(drawn, found, wanted):
 
 
 def assert_alike(drawn, one, other, order=None):
-    assert is_near(other[0], one[0])
+    assert other[0] == near(one[0])
     assert_same_slopes(drawn, other[1], one[1] if order is None else [one[1][s] for s in order])
     assert torch.equal(one[2].statistics.maxima, other[2].statistics.maxima)
     assert_near(one[2].statistics.sums, other[2].statistics.sums)
@@ -140,7 +140,7 @@ def test_a_loss(block):
         given |= {} if drawn.loss.mean.of == "sum" else {"total": 13.0}
         whole = lost(drawn, **given)
         parts = [lost(drawn, drawn.tokens.sequences(places), **given) for places in drawn.parts()]
-        assert is_near(sum(part[0] for part in parts), whole[0])
+        assert sum(part[0] for part in parts) == near(whole[0])
         assert_same_slopes(drawn, [row for part in parts for row in part[1]], whole[1])
 
 

@@ -13,7 +13,7 @@ import torch
 
 import rollout_corr as rc
 from builders.calls import bundled_loss
-from builders.rounding import assert_near, is_near
+from builders.rounding import assert_near, near
 from builders.threaded_ranks import Rank, Ranks
 from oracles import loss as oracle
 from rollout_corr.backends import sees_batch, sequence_groups
@@ -91,7 +91,7 @@ def test_far_scores_and_the_smallest_temperature_stay_finite():
     """Scores of +-15 at 0.01: e^1500 has no number. At 1e-30 slopes are 1e30; those of 1e-40 would be infinite."""
     x = torch.tensor([15.0, -15.0, 15.0, -15.0], dtype=torch.float64)
     out, slopes = of_sequences(x, [1.0, 1.0, -1.0, -1.0], rc.REAL(0.01), rc.Batch(groups=rc.Groups(size=4)))
-    assert is_near(out.value.item(), 3000.0)
+    assert out.value.item() == near(3000.0)
     assert_near(slopes, torch.tensor([-100.0, 0.0, 0.0, 100.0], dtype=torch.float64))
     half, groups = torch.full((16,), -0.5), rc.Groups(size=16)
     out, slopes = of_sequences(half, [1.0, -1.0] * 8, rc.REAL(1e-30), rc.Batch(groups=groups))
