@@ -36,6 +36,23 @@ def test_the_last_prefix_has_the_bits_of_its_sequence(dtype, reduce, level):
     assert not torch.equal(prefix, whole)
 
 
+def test_a_prefix_of_no_survivor_is_that_of_its_sequence():
+    """Where a token criterion takes a sequence and sums run over survivors, product and prefix are both of none."""
+    train = torch.tensor([0.5, 2.0, -0.5, 0.25, 0.5])
+    taken = rc.Criterion("ratio", upper=4.0, drop="sequence")
+
+    def run(weight, *more):
+        spec = rc.Spec(weight, (taken, *more), sums_over="kept")
+        return rc.correct(train, torch.zeros(5), cu_seqlens=torch.tensor([0, 3, 5]), spec=spec)
+
+    assert run(rc.Weight.product(normalize="batch")).weights[0] < 1.0
+    for growth in (None, "sqrt"):
+        prefix = run(rc.Weight("prefix", upper=9.0, growth=growth)).weights
+        assert prefix[:3].tolist() == [1.0] * 3 and prefix[4] == torch.tensor(0.75).exp()
+    late = run(None, rc.Criterion("ratio", "prefix", "sum", upper=1.1, drop="rest", label="late")).metrics()
+    assert late["late/sequences_rejected_fraction"] == 0.5 and late["late/tokens_rejected_fraction"] == 0.4
+
+
 # --- where it runs ---
 
 

@@ -14,6 +14,13 @@ from rollout_corr.metrics import histogram
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
+def test_a_log_prob_that_is_not_finite_has_no_gap_to_the_entropy():
+    """Nor has an entropy that is not, which is counted."""
+    train, entropy = torch.tensor([[-1.0, -math.inf, -2.0]]), torch.tensor([[0.5, 0.5, math.nan]])
+    found = rc.correct(train, torch.full((1, 3), -1.0), rc.Batch(entropy=entropy)).metrics()
+    assert (found["entropy_gap_mean"], found["entropy_mean"], found["tokens_entropy_nonfinite"]) == (-0.5, 0.5, 1)
+
+
 def test_bins_meet_and_exact_zeros_of_either_sign_stand_between_them():
     edges = [histogram.bin_edges(k) for k in range(256)]
     assert all(low < high for low, high in edges)
