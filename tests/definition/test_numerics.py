@@ -19,6 +19,7 @@ from builders.weights import KINDS, weight_of
 from frozen.calls import correct_call
 from frozen.generator import stated
 from frozen.runners import run_as
+from oracles import numbers
 from rollout_corr.definition.tokens import GRID_OF_D, k3, to_grid
 from rollout_corr.specs.choices import REDUCTIONS
 
@@ -75,6 +76,18 @@ def test_sums_that_decide_run_on_a_grid_below_fp64(dtype):
                 for bound, passes in ((total + away * grid, True), (total - away * grid, False)):
                     criterion = rc.Criterion(**unit, **{side: bound})
                     assert keeps(values, criterion, dtype) == passes, (stat, quarters, side, bound / grid)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_k3_of_a_small_step_does_not_cancel(dtype):
+    """In fp32 e^D - 1 - D is 0 for D = 1e-4, and expm1(D) - D off by 3e-4."""
+    for d in (0.4, 1e-2, 1e-3, 1e-4, 1e-5, -1e-4, -0.3):
+        train = torch.tensor([[d]], dtype=dtype)
+        stats = {"k3": numbers.k3(train.item()), "k3_reverse": numbers.k3(-train.item())}
+        spec = rc.Spec(criteria=tuple(rc.Criterion(stat, upper=9.0, label=stat) for stat in stats))
+        metrics = rc.correct(train, torch.zeros_like(train), spec=spec).metrics()
+        for stat, value in stats.items():
+            assert metrics[f"{stat}/max"] == near(value, dtype, terms=4, size=0.0)
 
 
 @pytest.mark.parametrize("level", KINDS)
