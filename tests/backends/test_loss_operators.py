@@ -161,6 +161,3 @@ def test_numbers_are_not_in_a_compile_key():
     one = keys(Objective(rc.PPO(0.2, 0.28), regularizer=rc.SquaredLogRatio(0.1)))
     assert one == keys(Objective(rc.PPO(0.1, 0.5, clamp=3.0), regularizer=rc.SquaredLogRatio(7.0)))
     assert one != keys(Objective(rc.PPO(0.2, 0.28, dual=3.0), regularizer=rc.SquaredLogRatio(0.1)))
-
-
-# --- the variants ---

@@ -200,7 +200,7 @@ FAULTS = [
          ("return function(*given, **named) if is_compiling() else kept(*given, **named)",
           "return kept(*given, **named)"),
     ),
-    *_in("rollout_corr/definition/entropy.py", "api/test_random_calls.py::test_the_bonus_of_the_entropy",
+    *_in("rollout_corr/definition/entropy.py", "definition/test_random_calls.py::test_losses",
          ('counted = kept if objective.mean.over == "kept" else valid', "counted = valid"),
     ),
     *_in("rollout_corr/api/suggest.py", "api/test_suggest.py::test_bounds_by_loops",

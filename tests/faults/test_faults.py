@@ -33,3 +33,10 @@ def test_the_line_of_a_fault_stands_once_in_its_file():
     assert len({(fault.file, fault.right) for fault in FAULTS}) == len(FAULTS)
     moved = [str(fault) for fault in FAULTS if (ROOT / fault.file).read_text(encoding="utf-8").count(fault.right) != 1]
     assert not moved, "a change that moves a line takes its row along"
+
+
+def test_the_tests_of_a_fault_are_there():
+    named = sorted({test for fault in FAULTS for test in fault.tests})
+    for path, _, name in (test.partition("::") for test in named):
+        assert (ROOT / path).exists(), path
+        assert not name or f"def {name.partition('[')[0]}(" in (ROOT / path).read_text(encoding="utf-8"), (path, name)
