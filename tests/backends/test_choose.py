@@ -55,6 +55,10 @@ def test_backend_for_says_which_and_why(monkeypatch: pytest.MonkeyPatch) -> None
     assert refused is not None and (name, runner) == ("torch", "whole") and reason.startswith(refused)
     name, runner, reason = rc.backend_for(on_gpu, surrogate=rc.REAL())
     assert (name, runner) == ("torch", "whole") and reason.startswith("REAL() looks at groups of sequences")
+    name, runner, reason = rc.backend_for(on_gpu.double(), weights)
+    assert (name, runner) == ("torch", "whole") and "float64" in reason
+    of_cpu = torch.zeros(1, dtype=torch.float64)
+    assert [rc.backend_for(of_cpu, spec).runner for spec in (weights, decided)] == ["blocks", "whole"]
 
 
 WITHOUT_NUMPY = """
