@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-from argparse import Namespace
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from random import Random
-from types import SimpleNamespace
 from typing import Any, Literal
 
 import torch
@@ -332,15 +330,6 @@ def report(
         return rc.correct(given.old, given.rollout, batch, spec=spec(drawn), backend=BACKEND.get()).metrics(name)
 
     return Row("report", name, place, ours, run, settings, **more)
-
-
-def held(name: str, fields: dict[str, Any]) -> object:
-    """Put a configuration into one of the things that users hold it in."""
-    more = {"num_generations": 8} if name == "a larger dict" else {}
-    return {"Namespace": Namespace, "SimpleNamespace": SimpleNamespace}.get(name, dict)(**fields, **more)
-
-
-HOLDERS = ("dict", "a larger dict", "Namespace", "SimpleNamespace")
 
 
 def loss_and_gradient(value: Tensor, given: Batch) -> Result:

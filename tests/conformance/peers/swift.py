@@ -14,7 +14,7 @@ from torch import Tensor
 import rollout_corr as rc
 from conformance.batches import PADDED, Batch
 from conformance.declared import BF16, CLAMP, NONFINITE, PROPAGATES, Declared
-from conformance.rows import HOLDERS, Row, both, configuration, draw, held, loss_of, of_loss, preset, recipe
+from conformance.rows import Row, both, configuration, draw, loss_of, of_loss, preset, recipe
 from conformance.sources import Source
 
 DISTRIBUTION, PACKAGE, CHECKOUT = "ms-swift", "swift", "ms-swift"
@@ -160,10 +160,7 @@ def rows(source: Source) -> Iterator[Row]:
     sides = of_loss(_real), of_loss(lambda given, **s: trainer.loss(given, loss_type="real", **_in_groups(given, **s)))
     yield Row("recipe", "swift.real", f"{name}, loss_type real", *sides, drawn, declared, PADDED)
 
-    def configured(given: Batch, holder: str, **config: Any) -> Tensor:
-        return trainer.loss(given, **config)
-
-    yield configuration("swift", name, configured, _configuration, _hold, **more)
+    yield configuration("swift", name, trainer.loss, _configuration, **more)
 
 
 FIPO_SETTINGS = draw(delta=(None, 1.5), half_life=(2.0, 32.0), safety=(None, 1.1, 4.0), high_only=(True, False))
@@ -200,8 +197,4 @@ def _configuration(rng: Random) -> dict[str, Any]:
     kept = {key: value for key, value in drawn.items() if key == "loss_type" or rng.random() < 0.8}
     if kept.get("loss_type") == "bnpo" and str(kept.get("rollout_importance_sampling_mode")).endswith("_mask"):
         kept.pop("off_policy_sequence_mask_delta", None)
-    return {**kept, "holder": rng.choice(HOLDERS)}
-
-
-def _hold(drawn: dict[str, Any]) -> object:
-    return held(drawn["holder"], {key: value for key, value in drawn.items() if key != "holder"})
+    return kept

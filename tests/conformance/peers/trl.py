@@ -17,14 +17,12 @@ from conformance import trl_packed
 from conformance.batches import PADDED, Batch, without
 from conformance.declared import BF16, CLAMP, NONFINITE, PROPAGATES, Declared, among, where_ours_trains
 from conformance.rows import (
-    HOLDERS,
     Result,
     Row,
     Settings,
     both,
     configuration,
     draw,
-    held,
     loss_of,
     of_loss,
     preset,
@@ -89,6 +87,13 @@ DEFAULTS |= {"importance_sampling_level": "token", "use_bias_correction_kl": Tru
 DEFAULTS |= {"vllm_importance_sampling_correction": True, "vllm_importance_sampling_mode": "sequence_mask"}
 DEFAULTS |= {"off_policy_mask_threshold": None, "sapo_temperature_pos": 1.0, "sapo_temperature_neg": 1.05}
 DEFAULTS |= {"vespo_k_pos": 2.0, "vespo_lambda_pos": 3.0, "vespo_k_neg": 3.0, "vespo_lambda_neg": 2.0}
+
+
+def by_long_names(drawn: dict[str, Any]) -> dict[str, Any]:
+    """Put settings under the names that users write."""
+    return {f"vllm_importance_sampling_{key}" if key.startswith("clip_") else key: drawn[key] for key in drawn}
+
+
 # The bounds of a preset.
 bounds = draw(clip_max=(1.05, 3.0), clip_min=(None, None, 0.9))
 
@@ -325,22 +330,13 @@ def _opsm(trainer: Trainer, more: dict[str, Any]) -> Row:
 
 
 def _configuration(trainer: Trainer, loss_type: str, name: str, settings: Settings, more: dict[str, Any]) -> Row:
-    clips = {"clip_max": "vllm_importance_sampling_clip_max", "clip_min": "vllm_importance_sampling_clip_min"}
-
     def whole(rng: Random) -> dict[str, Any]:
         # TRL refuses VESPO with its default mode.
         always = ("vllm_importance_sampling_mode",) if loss_type == "vespo" else ()
         drawn = {key: value for key, value in settings(rng).items() if key in always or rng.random() < 0.8}
-        drawn["holder"] = rng.choice(HOLDERS)
         return {"loss_type": loss_type, **drawn}
 
-    def hold(drawn: dict[str, Any]) -> object:
-        return held(drawn["holder"], {clips.get(key, key): drawn[key] for key in drawn if key != "holder"})
-
-    def theirs(given: Batch, holder: str, **config: Any) -> Tensor:
-        return trainer.loss(given, **config)
-
-    return configuration("trl", name, theirs, whole, hold, **more)
+    return configuration("trl", name, trainer.loss, whole, by_long_names, **more)
 
 
 def _functions(trainer: Trainer, more: dict[str, Any]) -> Iterator[Row]:

@@ -13,14 +13,13 @@ from torch import Tensor
 from conformance.batches import PADDED, Batch
 from conformance.declared import BF16, Declared
 from conformance.peers import trl
-from conformance.rows import HOLDERS, Row, configuration, held, preset, recipe
+from conformance.rows import Row, configuration, preset, recipe
 from conformance.sources import RECORDED, Source, found
 
 DISTRIBUTION, PACKAGE, CHECKOUT = "unsloth-zoo", "unsloth_zoo", "unsloth-zoo"
 
 FILE = "unsloth_zoo/rl_replacements.py"
 GEOMETRIC = ("geometric_truncate", "geometric_mask")
-CLIPS = {"clip_max": "vllm_importance_sampling_clip_max", "clip_min": "vllm_importance_sampling_clip_min"}
 
 
 def large_kl(given: Batch, settings: dict[str, Any]) -> bool:
@@ -75,7 +74,7 @@ def rows(source: Source) -> Iterator[Row]:
             config["epsilon_high"] = 0.28 if loss_type == "dapo" else config.get("epsilon", 0.2)
         config["epsilon_low"] = config.pop("epsilon", 0.2)
         config.setdefault("use_bias_correction_kl", True)
-        config |= {long: config.pop(short) for short, long in CLIPS.items() if short in config}
+        config = trl.by_long_names(config)
         return tuple(
             compute(
                 given.ref,
@@ -121,16 +120,6 @@ def rows(source: Source) -> Iterator[Row]:
     def of_recipe(loss_type: str, rng: Random) -> dict[str, Any]:
         return {key: value for key, value in settings(loss_type, rng).items() if key != "loss_type"}
 
-    def of_configuration(loss_type: str, rng: Random) -> dict[str, Any]:
-        # All are given: what is left out is TRL's, which differs from the defaults of the function.
-        return settings(loss_type, rng) | {"holder": rng.choice(HOLDERS)}
-
-    def hold(drawn: dict[str, Any]) -> object:
-        return held(drawn["holder"], {CLIPS.get(key, key): drawn[key] for key in drawn if key != "holder"})
-
-    def of_held(given: Batch, holder: str, **config: Any) -> Tensor:
-        return loss(given, **config)
-
     for loss_type in trl.LOSSES if vespo else trl.LOSSES[:-1]:
         known = (trl.MASKED_VESPO,) if loss_type == "vespo" else ()
         own = more | {"declared": (*DECLARED, *known, *(() if new else OLD.get(loss_type, ())))}
@@ -140,4 +129,5 @@ def rows(source: Source) -> Iterator[Row]:
         name = f"{FILE}: grpo_compute_loss, {loss_type}"
         draw = partial(of_recipe, loss_type)
         yield recipe(f"unsloth.{loss_type}", name, partial(loss, loss_type=loss_type), draw, **own)
-        yield configuration("unsloth", name, of_held, partial(of_configuration, loss_type), hold, **own)
+        # All are given: what is left out is TRL's, which differs from the defaults of the function.
+        yield configuration("unsloth", name, loss, partial(settings, loss_type), trl.by_long_names, **own)
