@@ -15,6 +15,7 @@ import pytest
 
 from conformance import campaign
 from conformance.peers import verl
+from frameworks.calls import put
 from rollout_corr.frameworks.shared import lookup
 
 pytestmark = pytest.mark.peers
@@ -24,37 +25,22 @@ SOURCES = [source for framework in SWITCHES for source in campaign.sources_of(fr
 NAMES = [f"{source.framework}-{source.version}" for source in SOURCES]
 
 
-def modules_of(source, targets):
-    """The modules of a version that hold the functions of a drop-in, and these functions by their full names."""
-    made, functions = {}, {}
-    for target in targets:
-        module = made.setdefault(target.module, ModuleType(target.module))
-        path = f"{target.module.replace('.', '/')}.py"
-        owner, _, name = target.name.rpartition(".")
-        function = functions[target.path] = source.cut(path, target.name)
-        if owner:
-            vars(module).setdefault(owner, type(owner, (), {}))
-            method = "self" in function.__code__.co_varnames[: function.__code__.co_argcount]
-            function = function if method else staticmethod(function)
-        setattr(getattr(module, owner) if owner else module, name, function)
-    return made, functions
-
-
 def install_on(source, drop_in, switches, monkeypatch):
     """Replace the functions of a version, and restore them."""
-    try:
-        drop_in.install(**switches)
-        targets = drop_in.DROP_IN.targets
-        drop_in.uninstall()
-        modules, functions = modules_of(source, targets)
-        for name, module in modules.items():
-            monkeypatch.setitem(sys.modules, name, module)
-        status = drop_in.install(**switches)
-        assert status.in_place and set(status.covered) == set(status.replaced) == set(functions), status.why
-    finally:
-        drop_in.uninstall()
-        for target in targets:
-            monkeypatch.delitem(sys.modules, target.module, raising=False)
+
+    def cut(target):
+        return source.cut(f"{target.module.replace('.', '/')}.py", target.name)
+
+    with monkeypatch.context() as patch:
+        try:
+            drop_in.install(**switches)
+            targets = drop_in.DROP_IN.targets
+            drop_in.uninstall()
+            functions = put(targets, cut, patch)
+            status = drop_in.install(**switches)
+            assert status.in_place and set(status.covered) == set(status.replaced) == set(functions), status.why
+        finally:
+            drop_in.uninstall()
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=NAMES)

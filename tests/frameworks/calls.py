@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import torch
 
@@ -112,3 +113,22 @@ CALLS = {
 def drop_in_of(name):
     module = "functions" if name == "slime" else "dropin"
     return import_module(f"rollout_corr.frameworks.{name.partition(',')[0]}.{module}")
+
+
+def put(targets, function_of, monkeypatch):
+    """Put modules there that hold the functions of a drop-in's targets: the holder, the name and the function of each.
+
+    `function_of` makes the function of a target; a method takes `self`.
+    """
+    found = {}
+    for target in targets:
+        module = sys.modules.get(target.module) or ModuleType(target.module)
+        monkeypatch.setitem(sys.modules, target.module, module)
+        owner, _, name = target.name.rpartition(".")
+        if owner:
+            vars(module).setdefault(owner, type(owner, (), {}))
+        holder, function = getattr(module, owner) if owner else module, function_of(target)
+        method = not owner or "self" in function.__code__.co_varnames[: function.__code__.co_argcount]
+        setattr(holder, name, function if method else staticmethod(function))
+        found[target.path] = holder, name, function
+    return found

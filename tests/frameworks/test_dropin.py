@@ -17,6 +17,7 @@ import pytest
 
 import rollout_corr as rc
 from builders.fake_frameworks import FITTING, METHODS, MISFITS, RIGHT, ours
+from frameworks.calls import put
 from rollout_corr.frameworks.shared import imports
 from rollout_corr.frameworks.shared.dropin import DropIn, Target
 
@@ -367,18 +368,13 @@ def test_every_drop_in_replaces_and_restores(framework, switches, count, monkeyp
         module.install(**switches)
         targets = module.DROP_IN.targets
         module.uninstall()
-        theirs = {}
-        for target in targets:
-            made = sys.modules.get(target.module) or ModuleType(target.module)
-            monkeypatch.setitem(sys.modules, target.module, made)
-            owner, _, name = target.name.rpartition(".")
-            if owner:
-                vars(made).setdefault(owner, type(owner, (), {}))
-            holder, space = (getattr(made, owner) if owner else made), {}
-            exec(f"def {name}({parameters_of(target.name)}): return 'theirs'", space)
-            static = target.name == "GRPOTrainer.get_off_policy_mask"
-            setattr(holder, name, staticmethod(space[name]) if static else space[name])
-            theirs[target.path] = holder, name, space[name]
+
+        def made(target):
+            space = {}
+            exec(f"def made({parameters_of(target.name)}): return 'theirs'", space)
+            return space["made"]
+
+        theirs = put(targets, made, monkeypatch)
         status = module.install(**switches)
         assert status.in_place and set(theirs) == set(status.replaced) and len(theirs) == count
         for holder, name, original in theirs.values():
