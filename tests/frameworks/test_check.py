@@ -100,7 +100,6 @@ swift loss_type=real rollout_importance_sampling_mode=token_truncate |
     rollout_importance_sampling_mode | warning: ... the loss real has no weights
 swift rollout_importance_sampling_threshold=2.0 |
     rollout_importance_sampling_threshold | does nothing while rollout_importance_sampling_mode
-trl use_vllm=true temperature=0 | temperature | likeliest token
 slime custom_tis_function_path=examples.train_infer_mismatch_helper.mis.compute_mis_weights_with_cp |
     custom_tis_function_path | not called without --use-tis
 slime use_tis=true custom_config_path=mis.yaml
