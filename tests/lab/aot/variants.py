@@ -45,7 +45,7 @@ def _sequences(reduce: Reduce, *stats: Stat, **fields: Any) -> tuple[Criterion, 
 
 def _clamped(*criteria: Criterion) -> tuple[Criterion, ...]:
     """Clamp D at tokens first."""
-    return tuple(replace(criterion, token_clamp=0.6, label=f"clamped_{criterion.label}") for criterion in criteria)
+    return tuple(replace(criterion, token_clamp=0.55, label=f"clamped_{criterion.label}") for criterion in criteria)
 
 
 def _bands(*criteria: Criterion) -> tuple[Criterion, ...]:
