@@ -10,7 +10,6 @@ import pytest
 
 from builders import record_dumps
 from builders.dumps import sequences_of
-from rollout_corr.cli.main import main
 from rollout_corr.diagnose.read.dump import Dump
 from rollout_corr.diagnose.read.problems import DumpError
 
@@ -78,14 +77,6 @@ def test_both_log_probs_of_a_trace_are_joined(chunked, turns, tmp_path):
             assert values[name] == wanted[sample.mask].tolist()
         assert values["entropy"] == sample.train[sample.mask].tolist()
         assert set(values["steps"]) == {record_dumps.STEP}
-
-
-def test_a_finding_is_made_of_them(tmp_path, capsys):
-    write(tmp_path, True)
-    assert main(["doctor", str(tmp_path), "--json"]) in (0, 1)
-    assert json.loads(capsys.readouterr().out)["metrics"]["tokens"] == sum(
-        int(one.mask.sum()) for one in record_dumps.samples()
-    )
 
 
 def test_sealed_chunks_are_named(tmp_path):
