@@ -20,11 +20,11 @@ def test_it_shows_a_bug_its_cause_three_specs_a_page_and_what_comes_next(tmp_pat
     """No name is cut at 80 columns, no time is printed, and commands to copy are not wrapped."""
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.chdir(tmp_path)
-    program = f"/{'x' * 70}/rollout-corr"
-    monkeypatch.setattr("rollout_corr.cli.demo._program", lambda: program)
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    monkeypatch.setattr(sys, "executable", f"/{'x' * 70}/python")
     assert main(["demo"]) == 0
     out = capsys.readouterr()
-    said = out.out.replace(program, "rollout-corr")
+    said = out.out.replace(f"{sys.executable} -m rollout_corr", "rollout-corr")
     assert out.err == "" and max(map(len, said.splitlines())) <= 80
     assert "1 token late in 12.5 % of the sequences" in " ".join(said.split()) and "[shifted]" in said
     for name in SPECS:

@@ -204,9 +204,10 @@ def changed(path):
 
 BAD = {
     **{f"{i}.pt": lambda path, data=data: path.write_bytes(data) for i, (data, *_) in enumerate(REFUSED[:-3])},
-    "a.jsonl": lambda path: path.symlink_to("nowhere"),
-    "b.jsonl": os.mkfifo,
-    "c.jsonl.gz": lambda path: path.write_bytes(b"not compressed"),
+    # Names that a framework's files have are looked into.
+    "1.jsonl": lambda path: path.symlink_to("nowhere"),
+    "2.jsonl": os.mkfifo,
+    "3.jsonl.gz": lambda path: path.write_bytes(b"not compressed"),
 }
 
 
