@@ -71,6 +71,9 @@ def fenced(x, device, fence=math.nan):
         return x
     if x.is_nested:
         return torch.nested.nested_tensor_from_jagged(x.values().to(device), x.offsets().to(device))
+    if x.dtype == torch.bool:
+        # torch copies a bool whose byte is 2 as one of 1.
+        return fenced(x.view(torch.uint8), device).view(torch.bool)
     held = x.untyped_storage().nbytes() // x.element_size()
     around = x.new_full((ROOM + held + ROOM,), fence if x.is_floating_point() else 1, device=device)
     around[ROOM : ROOM + held] = x.as_strided((held,), (1,), 0)
