@@ -14,7 +14,7 @@ from builders.rounding import near
 from rollout_corr.backends import blocks
 from rollout_corr.backends.read import Given, read_batch
 from rollout_corr.backends.whole import run_whole
-from rollout_corr.metrics import aggregates, by_label, collect, loss, native, on_tensors, peers, schema
+from rollout_corr.metrics import aggregates, loss, native, peers, schema
 from rollout_corr.metrics.formulas import compiled, mean
 from rollout_corr.metrics.histogram import HISTOGRAM
 from rollout_corr.metrics.rows import Metric, over_tokens, total
@@ -27,20 +27,6 @@ TOKEN_WEIGHT = rc.Spec(weight=rc.Weight.token(upper=2.0))
 @pytest.fixture
 def another(monkeypatch):
     """A sum over tokens, a sum over sequences and their metrics, added as rows and nowhere else."""
-
-    def forget():
-        aggregates.aggregates_of.cache_clear()
-        aggregates.rows_at.cache_clear()
-        collect.plan_of.cache_clear()
-        native.metrics_of.cache_clear()
-        native.readers_of.cache_clear()
-        schema.layout.cache_clear()
-        schema.of_the_batch.cache_clear()
-        schema.of_whole_sequences.cache_clear()
-        by_label.of_label.cache_clear()
-        on_tensors.metrics_of.cache_clear()
-        on_tensors.keys_of.cache_clear()
-
     rows = [
         over_tokens("d4", "sum", lambda f: f.tokens.saturated**4),
         total("longest", "measured", lambda s: s.facts.measured * s.facts.measured),
@@ -51,9 +37,9 @@ def another(monkeypatch):
     ]
     monkeypatch.setattr(aggregates, "AGGREGATES", [*aggregates.AGGREGATES, *rows])
     monkeypatch.setattr(native, "ALWAYS", [*native.ALWAYS, *metrics])
-    forget()
+    rc.clear_caches()
     yield metrics
-    forget()
+    rc.clear_caches()
 
 
 def test_a_row_is_all_that_a_metric_needs(another, monkeypatch):
