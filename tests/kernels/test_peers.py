@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from dataclasses import replace
 
 import pytest
@@ -23,6 +24,7 @@ from builders.kernel_cases import (
     unchecked,
     watched,
 )
+from frozen.calls import correct_call
 from rollout_corr.kernels.correct.planner import numbers_of, plan_of
 from rollout_corr.metrics.schema import layout
 
@@ -92,7 +94,7 @@ def test_all_schemes_at_once(seed, device):
     def drawn(text):
         while True:
             text += " again"
-            call = judges.correct_call(judges.random.Random(text), spec, extras=0.0, kind=(5, 12, 9, 0, 4, 7, 3))
+            call = correct_call(random.Random(text), spec, extras=0.0, kind=(5, 12, 9, 0, 4, 7, 3))
             columns = call.drawn.laid.tokens.columns
             d = [a - b for a, b in zip(columns["train"], columns["rollout"], strict=True)]
             if not any(100.0 < abs(x) < INF for x, valid in zip(d, call.drawn.laid.tokens.valid, strict=True) if valid):

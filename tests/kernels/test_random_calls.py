@@ -5,6 +5,8 @@ Interpreted on a CPU, compiled on a GPU. `backend="triton"` never falls back, so
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 import rollout_corr as rc
@@ -116,7 +118,7 @@ def test_losses_over_turns(number, device):
     loss = rc.Loss(rc.GSPO(0.05, 0.1, through=("sequence", "token")[number % 2], over="turn"), mean[number % 5], kl)
 
     def drawn(text):
-        call = loss_call(judges.random.Random(text), loss, None, "decoupled")
+        call = loss_call(random.Random(text), loss, None, "decoupled")
         call.drawn.batch["turns"] = call.drawn.laid.turn_offsets()
         return call
 
