@@ -69,7 +69,7 @@ _SETTLED = (
         ref=FP32, mask=None, counted=True,
     ),
     StepVariant(
-        "bypass_product", Spec(Weight.product(upper=2.0), (VETO,), rejected="zero"),
+        "bypass_product", Spec(Weight.product(upper=2.0), (VETO,), rejected="both"),
         Objective(PPO(), regularizer=SquaredLogRatio(0.1)), old=None, mass="rollout",
     ),
 )  # fmt: skip
