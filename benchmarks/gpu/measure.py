@@ -181,7 +181,7 @@ def of_ours(device: Gpu, call: Call | None) -> dict[str, Any]:
 
 
 def in_a_row(device: Gpu, case: Case, operation: Operation) -> float:
-    """Measure microseconds of our call in a graph of several, each on a batch of its own: no host can fill its gaps."""
+    """Measure microseconds of our call in a graph of several, each on a batch of its own, started together."""
     count = 1 if device.tiny else IN_A_ROW
     replay = device.graph([ours(make(case, "cuda", seed), operation)[0] for seed in range(count)])
     taken = [device.timed(replay) for _ in range(REPLAYS)]

@@ -16,7 +16,7 @@ call; where the host waits inside the call it cannot be captured, and the events
 e). *Call ms* is the host's clock from the call until the device is done, *whole ms* includes reading the metrics.
 Extra memory is the peak of torch's allocator beyond inputs and outputs. *GB/s* is the required bytes (each input read
 once, each output written once) over GPU ms, *of a copy* its part of what the copy in the same rounds reached. *In a
-row* is the time of one of {IN_A_ROW} calls in one graph, each on inputs of its own, whose gaps no host can fill.
+row* is the time of one of {IN_A_ROW} calls in one graph, each on inputs of its own, started together.
 torch.compile is measured apart with ours next to it, because compiling may take longer than all the rest; it is told
 the shapes (`dynamic=False`).
 """

@@ -204,7 +204,7 @@ def value_of(promise: Promise, found: Found, everything: Iterable[Found]) -> flo
         share = gigabytes(found, row) / copied(found)
         return share if promise.kind == "share" else 1.0 / share
     if promise.kind == "microseconds":
-        # Of calls in a row where that is known, whose gaps no host can fill, else of one call.
+        # Of calls in a row, where they were measured: they start together. Else of one call.
         return float(row.get("in_a_row_us", 1e3 * row["device_ms"]["median"]))
     if promise.kind == "memory":
         # The required bytes are the inputs and outputs.

@@ -21,6 +21,7 @@ from builders.rounding import FORMULA, SUM, assert_near, near
 from builders.same_bits import is_count
 from frozen.calls import Call
 from frozen.generator import Drawn
+from frozen.runners import TILES, shaped
 from rollout_corr.backends import batch as reading
 from rollout_corr.kernels import grid, launches
 from rollout_corr.kernels.grid import Shape
@@ -34,22 +35,10 @@ INTERPRETED = [
     ),
 ]
 
-# Tiles so small that a short sequence has many: one slot a program, some, and more; in one part and in several.
-NARROW = ((0, Shape(tile=16, lanes=2, sequences=2, chunk=2, parts=1)),)
-MIDDLE = ((0, Shape(tile=16, lanes=4, sequences=8, chunk=1)),)
-WIDE = ((0, Shape(tile=8, lanes=1, sequences=4, chunk=2, parts=8)),)
+NARROW, MIDDLE, WIDE = (((0, Shape(**tile)),) for tile in TILES)
 # For what hangs on no tile: two programs of each kind for 34 tokens. A program costs the interpreter 50 ms.
 FEW = ((0, Shape(tile=16, lanes=4, sequences=4, chunk=2, parts=2)),)
 REAL = grid.SHAPES
-
-
-@contextlib.contextmanager
-def shaped(shapes):
-    """Cut the work into other tiles, and what programs over tokens leave into several parts."""
-    with mock.patch.object(grid, "SHAPES", shapes), mock.patch.object(grid, "LEAST_PART", 3):
-        grid.divided.cache_clear()
-        yield
-    grid.divided.cache_clear()
 
 
 # Elements before and behind a tensor: more than the largest tile, and a multiple of what an aligned start is.

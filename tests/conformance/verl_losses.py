@@ -34,6 +34,8 @@ PPO_LOSS = "verl/workers/utils/losses.py"
 HELPER, MAIN = "verl/trainer/ppo/rollout_corr_helper.py", "compute_rollout_correction_and_rejection_mask"
 GIVEN = {"ActorConfig": Settings, "AlgoConfig": Stranger}
 MODES = tuple(losses.MEANS)
+# verl averages counts in float32.
+COUNTED = (1e-7, 2e-5)
 
 EMPTY = Declared("no token: NaN there", "a batch without a token (verl", among("all_masked"))
 # The mean of what verl has clamped to +-20.
@@ -110,10 +112,6 @@ def rows(source: Source, correct: Any, correction: Drawn, icepop: Declared) -> I
         yield recipe(f"verl.{name}", f"{LOSSES}: compute_policy_loss_{name}", run, settings, declared=declared)
     bypass = source.cut(LOSSES, "compute_policy_loss_bypass_mode", **GIVEN, **{MAIN: correct})
     yield from of_the_whole(source, theirs | {"bypass_mode": bypass}, correct, correction, icepop, averages)
-
-
-# verl averages counts in float32.
-COUNTED = (1e-7, 2e-5)
 
 
 def alone(function: Any, mode: str, batch: Batch, dro_beta: float | None = None, **settings: Any) -> Tensor:

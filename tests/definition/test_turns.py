@@ -28,6 +28,28 @@ def test_offsets_that_are_as_many_as_the_tokens_are_no_ids_where_ids_have_rows(l
     assert out.turns.tolist() == [0, 1, 3, 4, 5]
 
 
+@pytest.mark.parametrize(("dtype", "within"), [(torch.float32, 2e-7), (torch.float64, 0.0)])
+def test_turns_that_are_whole_sequences_or_single_tokens(dtype, within):
+    """One turn a sequence has the bits of its sequence; a turn of one token has the token's ratio."""
+    generator = torch.Generator().manual_seed(0)
+    rollout = -torch.rand(40, generator=generator, dtype=dtype)
+    train = rollout + 0.2 * torch.randn(40, generator=generator, dtype=dtype)
+    offsets = torch.tensor([0, 7, 8, 40])
+
+    def corrected(weight, over, reduce, turns=None):
+        spec = rc.Spec(weight, (rc.Criterion("k3", over, reduce, upper=0.02),), "both")
+        return rc.correct(train, rollout, rc.Batch(cu_seqlens=offsets, turns=turns), spec=spec)
+
+    for weight in (rc.Weight.product, rc.Weight.geometric):
+        one = corrected(weight(upper=1.1, over="turn"), "turn", "mean", offsets)
+        other = corrected(weight(upper=1.1), "sequence", "mean")
+        assert one.weights.equal(other.weights) and one.mask.equal(other.mask) and one.keep_turns.equal(other.keep)
+        one = corrected(weight(upper=1.1, over="turn"), "turn", "mean", torch.arange(41))
+        other = corrected(rc.Weight.token(upper=1.1), "token", None)
+        torch.testing.assert_close(one.weights, other.weights, rtol=within, atol=0.0)
+        assert one.mask.equal(other.mask) and 0 < one.mask.sum() < 40
+
+
 IDS = torch.tensor([[0, 1, 2], [3, 4, 6]])
 
 

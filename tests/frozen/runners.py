@@ -62,22 +62,31 @@ def as_whole(key: str) -> contextlib.AbstractContextManager[None]:
     return run_as("whole")
 
 
+# Tiles so small that a short sequence has many: one slot a program, some, and more; in one part and in several.
+TILES = (
+    {"tile": 16, "lanes": 2, "sequences": 2, "chunk": 2, "parts": 1},
+    {"tile": 16, "lanes": 4, "sequences": 8, "chunk": 1},
+    {"tile": 8, "lanes": 1, "sequences": 4, "chunk": 2, "parts": 8},
+)
+
+
 @contextlib.contextmanager
-def in_tiles(key: str) -> Iterator[None]:
-    """By the kernels, most of the time in tiles so small that a short sequence has several."""
+def shaped(shapes: Any) -> Iterator[None]:
+    """Cut the work into other tiles, and what programs over tokens leave into several parts."""
     from rollout_corr.kernels import grid
 
-    shapes = (
-        ((0, grid.Shape(tile=16, lanes=2, sequences=2, chunk=2, parts=1)),),
-        ((0, grid.Shape(tile=16, lanes=4, sequences=8, chunk=1)),),
-        ((0, grid.Shape(tile=8, lanes=1, sequences=4, chunk=2, parts=8)),),
-        grid.SHAPES,
-    )
-    chosen = shapes[number_of(key, 1) % len(shapes)]
-    with mock.patch.object(grid, "SHAPES", chosen), mock.patch.object(grid, "LEAST_PART", 3):
+    with mock.patch.object(grid, "SHAPES", shapes), mock.patch.object(grid, "LEAST_PART", 3):
         grid.divided.cache_clear()
         yield
     grid.divided.cache_clear()
+
+
+def in_tiles(key: str) -> contextlib.AbstractContextManager[None]:
+    """By the kernels, most of the time in small tiles."""
+    from rollout_corr.kernels import grid
+
+    shapes = (*(((0, grid.Shape(**tile)),) for tile in TILES), grid.SHAPES)
+    return shaped(shapes[number_of(key, 1) % len(shapes)])
 
 
 def quick_interpreter(interprets: bool) -> contextlib.AbstractContextManager[None]:

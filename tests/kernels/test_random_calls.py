@@ -94,7 +94,7 @@ def test_steps(name, number, device):
         judge_loss(seed, device, name, UNITS[seed % 2 :])
 
 
-# Where NaN propagates the oracle has no sums.
+# Where NaN propagates the oracle has no sums: such a step is in test_step.py.
 @pytest.mark.parametrize("name", [name for name in STEP_VARIANTS if name != "tis_propagate"])
 def test_declared_steps(name, device):
     """What is compiled ahead of time: in one pass, and those that decide about sequences first."""

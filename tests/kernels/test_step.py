@@ -117,6 +117,17 @@ def test_a_sequence_without_weight_has_no_gradient():
     assert 0 < out.keep.sum() < 4
 
 
+@pytest.mark.parametrize("name", ["rollout", "new"])
+@pytest.mark.parametrize("weight", [rc.Weight.token(upper=2.0), rc.Weight.product(upper=2.0)], ids=["token", "product"])
+def test_what_is_not_finite_propagates(weight, name):
+    """A NaN goes on into weights, the value and gradients, as on plain torch, and into no other sequence."""
+    call = a_step(rc.Spec(weight, nonfinite="propagate"))
+    call.drawn.batch["mask"][9], call.drawn.tensors[name][9] = True, math.nan
+    out, slope = check(call), stepped(call)[1]
+    assert out.value.isnan() and out.weights[9].isnan() == (name == "rollout")
+    assert slope[:9].isfinite().all() and slope[35:].isfinite().all()
+
+
 @pytest.mark.parametrize("weight", [rc.Weight.token(upper=2.0), rc.Weight.product(upper=2.0)], ids=["token", "product"])
 def test_a_tile_without_a_valid_token_has_no_extrema(weight):
     """Where NaN propagates extrema are kept as integers, and one of them is of no float."""

@@ -17,7 +17,6 @@ DISTRIBUTION, PACKAGE, CHECKOUT = "trinity-rft", "trinity", "trinity-rft"
 
 FOLDER = "trinity/algorithm/policy_loss_fn"
 DECLARED = (PROPAGATES, BF16, CLAMP)
-# It selects by its mask in sums, and adds 1e-8 to what it divides by; rows without a token count in a mean of rows.
 
 
 def rows(source: Source) -> Iterator[Row]:
@@ -37,6 +36,7 @@ def rows(source: Source) -> Iterator[Row]:
 
         return loss
 
+    # It multiplies by its mask, and adds 1e-8 to what it divides by.
     more: dict[str, Any] = {"declared": DECLARED, "kinds": PADDED, "within": (3e-8, 2e-5)}
 
     def draw_rec(rng: Random) -> dict[str, Any]:

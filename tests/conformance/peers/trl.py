@@ -352,10 +352,7 @@ def _functions(trainer: Trainer, more: dict[str, Any]) -> Iterator[Row]:
         arguments = given.advantages[:, None], given.new, given.rollout, given.mask.to(torch.int64)
         return {"kept": function(*arguments, drawn["off_policy_threshold"]).bool()}
 
-    sides, drawn = (
-        (ratio, lambda given, drawn: {"ratio": trainer.ratio(given, **drawn)}),
-        both(draw(mode=MODES), bounds),
-    )
+    sides, drawn = (ratio, their_ratio), both(draw(mode=MODES), bounds)
     yield Row("drop-in", "trl: importance_sampling_ratio", f"{TRAINER}: {GENERATE}", *sides, drawn, **more)
     sides = [partial(kept, function) for function in (dropin.get_off_policy_mask, trainer.off_policy_mask)]
     drawn = draw(off_policy_threshold=(0.001, 0.1, 1.0))
