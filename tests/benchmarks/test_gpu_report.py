@@ -114,7 +114,7 @@ def test_a_page_that_cannot_be_made_loses_nothing(tmp_path):
 
 
 def measured(case, operation, **milliseconds):
-    """Results of one operation: 1 GB is required, the copy of 1 GB takes a millisecond; of who took how long."""
+    """Results of one operation: 1 GB is required, its copy takes 1 ms; `milliseconds` of each contender."""
     names = {"ours": OURS, "hand": BY_HAND, "verl": VERL, "compiled": COMPILED}
     rows = [
         {"name": names[who], "note": "", "how": "graph", "temporaries": 10_000_000, "first_s": 9.0}

@@ -217,7 +217,7 @@ def compare_correction(
     case: str = "",
     computes: torch.dtype | None = None,
 ) -> None:
-    """Compare a correction with an answer of the oracle to a Spec whose bounds are numbers, as near as a dtype."""
+    """Compare a correction with the oracle's answer to a Spec whose bounds are numbers, to the rounding of a dtype."""
     made = told.drawn
     # Of what the call brings beyond the Spec there are more metrics; perplexities saturate in the package alone.
     names = oracle_metrics.metrics(wanted, spec)

@@ -147,7 +147,7 @@ def telling(row: Row, drawn: Iterable[dict[str, Any]]) -> Iterator[tuple[list[Ai
                 together = list(dict.fromkeys(chosen.values()))
                 if chosen:
                     yield together, settings
-                # What the others of a batch hide has one of its own.
+                # A change that the other aims of a batch hide gets a batch of its own.
                 alone = (aim for (path, name), aim in chosen.items() if not noticed((path, CHANGES[name]), together))
                 yield from (([aim], settings) for aim in dict.fromkeys(alone))
 

@@ -75,7 +75,7 @@ OF_LOSS = {
     "dro": draw(dro_beta=(0.1, 1.0)),
     "reinforce": draw(),
 }
-# With some settings of clip_cov all that may be drawn are.
+# With some settings clip_cov draws every token that it may.
 OF_COV = {
     "clip_cov": both(
         CLIPS, draw(clip_cov_ratio=(0.0002, 0.05, 0.3, 1.0), clip_cov_lb=(0.1, 1.0), clip_cov_ub=(2.0, 5.0))

@@ -1,4 +1,4 @@
-"""Turns that random calls do not meet: those are offsets, ids and runs of a mask, judged by loops."""
+"""Turns that random calls do not draw; loops judge random offsets, ids and runs of a mask there."""
 
 from __future__ import annotations
 

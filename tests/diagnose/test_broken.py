@@ -204,7 +204,7 @@ def changed(path):
 
 BAD = {
     **{f"{i}.pt": lambda path, data=data: path.write_bytes(data) for i, (data, *_) in enumerate(REFUSED[:-3])},
-    # Names that a framework's files have are looked into.
+    # A link to nothing, a pipe, and bytes that are not compressed, under names of dumps.
     "1.jsonl": lambda path: path.symlink_to("nowhere"),
     "2.jsonl": os.mkfifo,
     "3.jsonl.gz": lambda path: path.write_bytes(b"not compressed"),

@@ -64,7 +64,7 @@ EDGES = [(LENGTHS, 5), ((512,), 0), ((511, 1, 1), 0), ((2300, 1), 0), ((1, 3) * 
 
 @pytest.mark.parametrize(("lengths", "outside"), EDGES)
 def test_tiles(lengths, outside):
-    """Around the 128 tokens of a step and the 512 of a tile, which begins behind more sequences than a search sees."""
+    """Around the 128 tokens of a step and the 512 of a tile; more sequences than one round of the search sees."""
     check(batch_of(lengths, outside=outside), ALL)
 
 

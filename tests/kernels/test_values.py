@@ -50,7 +50,7 @@ def test_odd_external_values(odd, device):
     """A NaN of the caller's own statistic passes no bound, an infinity only an open one."""
     x, external = torch.full((2, 9), -1.0), torch.zeros(2, 9)
     external[1, 8] = odd
-    # The smallest value of a sequence is another than the largest.
+    # Other tokens decide: infinity is not the smallest of its sequence, nor minus infinity the largest.
     beside = {"min": math.inf, "max": -math.inf}
     criteria, passes = [], []
     for side, bound, open_to in (("upper", 0.5, -math.inf), ("lower", -0.5, math.inf)):

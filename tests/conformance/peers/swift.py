@@ -25,7 +25,7 @@ METHODS = ("_apply_rollout_importance_sampling", "_compute_sequence_level_ratios
 FIPO = "_compute_fipo_influence"
 MODES = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
 LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo")
-# ms-swift's; those of FIPO have other names here.
+# ms-swift's defaults; those of FIPO have other names here.
 DEFAULTS: dict[str, Any] = {"loss_type": "grpo", "beta": 0.04, "kl_in_reward": False, "max_completion_length": 512}
 DEFAULTS |= {"rollout_importance_sampling_mode": None, "rollout_importance_sampling_threshold": 2.0}
 DEFAULTS |= {"off_policy_sequence_mask_delta": None, "importance_sampling_level": "token", "delta": None}

@@ -81,7 +81,7 @@ MASKED_VESPO = Declared(
 )
 
 
-# TRL's.
+# TRL's defaults.
 DEFAULTS: dict[str, Any] = {"beta": 0.0, "epsilon": 0.2, "epsilon_high": None, "delta": None}
 DEFAULTS |= {"importance_sampling_level": "token", "use_bias_correction_kl": True, "max_completion_length": 512}
 DEFAULTS |= {"vllm_importance_sampling_correction": True, "vllm_importance_sampling_mode": "sequence_mask"}
