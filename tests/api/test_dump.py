@@ -102,21 +102,22 @@ def test_turns_are_written_in_every_form(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["x.jsonl", "folder"])
-@pytest.mark.parametrize("layout", ["packed", "padded"])
+@pytest.mark.parametrize("layout", ["packed", "gaps", "padded", "list", "jagged"])
 def test_some_sequences_are_drawn(name, layout, tmp_path):
     """Five of forty in each call, in their order, whole, and not the same ones again."""
-    numbers = torch.arange(40)
+    numbers, offsets = torch.arange(40), None
     train = -(numbers / 8.0 + 0.125)[:, None].expand(40, 3)
-    train, offsets = (train, None) if layout == "padded" else (train.reshape(-1), torch.arange(41) * 3)
+    if layout in ("packed", "gaps"):
+        outside = torch.full((2 * (layout == "gaps"),), 7.0)  # tokens of no sequence
+        train, offsets = torch.cat([outside, train.flatten(), outside]), torch.arange(41) * 3 + len(outside)
+    elif layout != "padded":
+        rows = list(train)
+        train = rows if layout == "list" else torch.nested.nested_tensor(rows, layout=torch.jagged)
     drawn = []
     for step in range(3):
-        assert (
-            rc.dump(tmp_path / f"{step}" / name, train, train, cu_seqlens=offsets, sequences=5, which=numbers).result(
-                60
-            )
-            == 5
-        )
-        found, problems = read_numbers(tmp_path / f"{step}" / name)
+        path = tmp_path / f"{step}" / name
+        assert rc.dump(path, train, train, cu_seqlens=offsets, sequences=5, which=numbers).result(60) == 5
+        found, problems = read_numbers(path)
         assert found == sorted(set(found)) and len(found) == 5 and problems == []
         drawn.append(found)
     assert len({*map(tuple, drawn)}) > 1

@@ -73,7 +73,7 @@ def calls(mode: str) -> Iterator[tuple[Callable[[], object], str]]:
 
 
 def dumped(folder: Path, batch: rc.Batch, train: torch.Tensor, rollout: torch.Tensor) -> object:
-    """The lines and the tensors of a dump, and the groups of its rewards."""
+    """The lines and the tensors of a dump."""
     for path in (folder / "x.jsonl", folder / "shards"):
         rc.dump(path, train, rollout, batch, sequences=2, seed=1, step=2).result(60)
     shards = [torch.load(path, weights_only=True, map_location="cpu") for path in folder.glob("shards/*.pt")]

@@ -20,7 +20,7 @@ ADVANTAGES = [[1.0, -0.5, NAN, -2.0, 0.25], [-1.0], [], [-0.5, INF, 0.0, -1.5]]
 MASK = [[1, 1, 0, 1, 1], [1], [], [1, 1, 1, 1]]
 # The current one is 7: ages of 4, 1 and 0, a filler, one of the future. Where NEW is NaN its age leaves it out.
 VERSIONS = [[3, 6, 7, -1, 6], [5], [], [0, 9, 4, 7]]
-LAYOUTS = ["packed", "padded", "list", "jagged"]
+LAYOUTS = ["packed", "gaps", "right", "left", "list", "jagged"]
 
 
 def laid(rows, layout, dtype=torch.float64):
@@ -30,21 +30,30 @@ def laid(rows, layout, dtype=torch.float64):
         return rows
     if layout == "jagged":
         return torch.nested.nested_tensor(rows, layout=torch.jagged)
-    return torch.cat(rows) if layout == "packed" else torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+    if layout in ("packed", "gaps"):
+        outside = [torch.ones(2, dtype=dtype)] * (layout == "gaps")  # tokens of no sequence
+        return torch.cat([*outside, *rows, *outside])
+    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_side=layout)
 
 
 def batch(layout, **more):
     """Mask and offsets of the rows."""
-    offsets = {"cu_seqlens": torch.tensor([0, 5, 6, 6, 10])} if layout == "packed" else {}
+    offsets = torch.tensor([0, 5, 6, 6, 10]) + 2 * (layout == "gaps")
+    offsets = {"cu_seqlens": offsets} if layout in ("packed", "gaps") else {}
     return rc.Batch(mask=laid(MASK, layout, torch.int64), **offsets, **more)
 
 
 def read(found, layout):
-    """The rows of a result; nothing is in the slots behind them."""
+    """The rows of a result; in the slots around them there is nothing."""
     lengths = list(map(len, MASK))
-    if layout == "padded":
-        assert not any(any(row[n:].tolist()) for row, n in zip(found, lengths, strict=True))
-        return [row[:n].tolist() for row, n in zip(found, lengths, strict=True)]
+    if layout in ("right", "left"):
+        rows = [row if layout == "right" else row.flip(0) for row in found]
+        assert not any(any(row[n:].tolist()) for row, n in zip(rows, lengths, strict=True))
+        rows = [row[:n] for row, n in zip(rows, lengths, strict=True)]
+        return [(row if layout == "right" else row.flip(0)).tolist() for row in rows]
+    if layout == "gaps":
+        assert not found[:2].any() and not found[-2:].any()
+        found, layout = found[2:-2], "packed"
     rows = {"packed": lambda x: x.split(lengths), "jagged": lambda x: x.unbind()}.get(layout, list)(found)
     return [row.tolist() for row in rows]
 
@@ -70,7 +79,10 @@ def fipo(s, half_life=32.0, lower=0.0, upper=INF, delta=None, safety=None):
 def test_weights_by_the_future(layout, settings):
     new, old, advantages = (laid(x, layout) for x in (NEW, OLD, ADVANTAGES))
     given = {"lower": 0.0, "upper": INF, "delta": None, "safety": None} | settings
+    for x in new if layout == "list" else [new]:
+        x.requires_grad_()
     found = rc.future_kl_weights(new, old, batch(layout), advantages=advantages, **given)
+    assert not any(x.requires_grad for x in (found if layout == "list" else [found]))
     assert read(found, layout) == [near(fipo(s, **settings)) for s in range(4)]
 
 

@@ -148,11 +148,15 @@ def test_a_batch_group_holds_other_sequences():
 
 @pytest.mark.parametrize("validate", [False, True])
 def test_the_comparison_costs_one_collective(validate):
+    """And a reduction of statistics two, whatever is measured."""
     ranks = Ranks(2)
 
     def of_rank(rank):
         group, zeros = Rank(rank=rank, ranks=2), torch.zeros(2, 3)
-        rc.correct(zeros, zeros, rc.Batch(ranks=rc.Ranks(batch=group, sequence=group), validate=validate))
+        batch = rc.Batch(ranks=rc.Ranks(batch=group, sequence=group), validate=validate)
+        out = rc.correct(zeros, zeros, batch, spec=rc.Spec(rc.Weight.product(), detail="full"))
+        before = ranks.rounds
+        out.statistics.all_reduce(group)
+        return before, ranks.rounds - before
 
-    ranks.run(of_rank)
-    assert ranks.rounds == 1 + validate
+    assert ranks.run(of_rank)[0] == (1 + validate, 2)

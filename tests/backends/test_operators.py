@@ -121,6 +121,10 @@ GIVEN = {
     ),
     "labels": (SPECS["metrics"], {"labels": {"task": rc.Labels(torch.tensor([0, 1, 1, 0]), 2)}}),
     "a bound of the batch": (SPECS["decided"], {}),
+    "groups": (
+        rc.Spec(rc.Weight.token(upper=2.0, normalize="group"), (C("ratio", lower=0.6),), rejected="both"),
+        {"groups": rc.Groups(index=torch.tensor([0, 1, 0, 1]))},
+    ),
 }
 
 
@@ -131,7 +135,7 @@ def test_a_compiled_function_gives_the_same(name):
 
     def step(train, rollout, mask):
         out = rc.correct(train, rollout, rc.Batch(mask=mask, cu_seqlens=offsets, **more), spec=spec)
-        return out.mask, out.keep, out.statistics.sums
+        return out.mask, out.keep, out.statistics.sums, torch.zeros(1) if out.weights is None else out.weights
 
     compiled = torch.compile(step, fullgraph=True, backend="eager")
     for found, wanted in zip(compiled(train, rollout, mask), step(train, rollout, mask), strict=True):

@@ -237,9 +237,9 @@ def loss(
         more, of_entropy = oracle_loss.bonus(bonus, objective, sequences, total)
         wanted, slopes = wanted + more, [*slopes, of_entropy]
     assert is_near(out.value.item(), wanted, within), f"value {out.value.item()} for {wanted}: {case}"
-    # A gradient has the dtype of what it is of.
-    by = max(within, margin(dtype, 1))
-    for of, (rows, elsewhere), every in zip(("new_logp", "entropy"), gradients, slopes, strict=False):
+    # A gradient has the dtype of its leaf.
+    by, names = max(within, margin(dtype, 1)), ("new_logp", "entropy")[: len(slopes)]
+    for of, (rows, elsewhere), every in zip(names, gradients, slopes, strict=True):
         assert not any(elsewhere), case
         for q, row, expected in zip(sequences, rows, every, strict=True):
             touched = oracle_loss.known(q, objective.surrogate) if of == "new_logp" else oracle_loss.valid(q)

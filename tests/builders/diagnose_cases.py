@@ -33,7 +33,7 @@ class Case(NamedTuple):
     make: Callable[[int], dict[str, Tensor]]  # makes the columns from a seed
     also: tuple[str, ...] = ()  # further causes that may be named
     too: tuple[str, ...] = ()  # further causes that the dump has, and that have to be named
-    says: tuple[str, ...] = ()  # what severity, title, evidence and advice of the first finding say; with "!" do not
+    says: tuple[str, ...] = ()  # patterns in severity, title, evidence and advice of the first finding; "!": not there
 
     def is_named(self, found: list[str]) -> bool:
         """Return whether these names, the gravest first, are right."""

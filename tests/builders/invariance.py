@@ -56,7 +56,7 @@ class Drawn:
         turns = made.batch.get("turns")
         if turns is not None and made.laid.could_be_ids(turns):
             made.batch["turns"] = torch.cat([turns, turns[-1:]])
-        # What draws know a sequence by.
+        # ClipCov draws tokens by these numbers, and not by the places of their sequences.
         made.batch["sequence_ids"] = torch.tensor(tokens.of_sequences["ids"]).long()
         if "groups" in made.batch:
             made.batch["groups"] = rc.Groups(index=made.batch["groups"].index.long(), count=3)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 import rollout_corr as rc
+from builders.invariance import LOOKING
 from builders.rounding import near
 from builders.same_bits import assert_same_statistics, in_hex
 from frozen.calls import Call, loss_call
@@ -159,7 +160,7 @@ def loss(seed: str, name: str, count: int | None = None) -> Together:
 
     Its sequences lie on several ranks; those of a surrogate that looks, on one each, with a sum for its mean.
     """
-    rng, looks = random.Random(seed), name in ("ClipCov", "KLCov", "REAL")
+    rng, looks = random.Random(seed), name in LOOKING
     while True:
         parts = Parts(rng, "batch" if looks else "sequence", count or rng.choice((2, 3)))
         spec = random_spec(rng, UNITS, rules=False, of_loss=True) if rng.random() < 0.5 and name != "Score" else None

@@ -52,7 +52,7 @@ def run_as(way: str) -> Iterator[None]:
 
 
 def in_blocks(key: str) -> contextlib.AbstractContextManager[None]:
-    """On the CPU backend; small batches every other time in blocks as small."""
+    """On the CPU backend; every other case but the large batches in small blocks."""
     return run_as("small blocks" if number_of(key, 1) % 2 and not key.startswith("size/") else "blocks")
 
 
