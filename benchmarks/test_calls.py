@@ -61,7 +61,7 @@ def test_cpu(benchmark: Any, shape: tuple[int, int], layout: str, workload: Oper
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", [OURS, EAGER, BY_HAND, VERL])
-@pytest.mark.parametrize(("case", "operation"), planned(tiny=False), ids=lambda x: x.name)
+@pytest.mark.parametrize(("case", "operation"), list(planned(tiny=False)), ids=lambda x: x.name)
 def test_gpu(benchmark: Any, case: Case, operation: Operation, name: str) -> None:
     batch = make(case, "cuda")
     calls = {who.name: who.whole for who in contenders(batch, operation) if who.whole is not None}

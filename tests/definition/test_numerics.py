@@ -24,6 +24,7 @@ from rollout_corr.definition.tokens import GRID_OF_D, k3, to_grid
 from rollout_corr.specs.choices import REDUCTIONS
 
 INF = math.inf
+DTYPES = (torch.float64, torch.float32, torch.bfloat16)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
@@ -63,7 +64,7 @@ def keeps(values, criterion, dtype):
     ).keep.item()
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_sums_that_decide_run_on_a_grid_below_fp64(dtype):
     """D to the nearest 2^-28, other statistics to the nearest 2^-38; fp64 sums plainly."""
     for stat, grid in (("k1", 2.0**-28), ("external", 2.0**-38)):
@@ -170,7 +171,7 @@ def test_spreads_that_are_small_do_not_cancel():
 
 @pytest.mark.parametrize(
     ("over", "dtype"),
-    zip((None, None, None, *REDUCTIONS), itertools.cycle((torch.float64, torch.float32, torch.bfloat16)), strict=False),
+    [(over, DTYPES[i % 3]) for i, over in enumerate((None, None, None, *REDUCTIONS))],
 )
 def test_bounds_are_inclusive_to_the_bit(dtype, over):
     """A value on the bound passes; a bound hardly beyond it does not, though float32 would round it back.
