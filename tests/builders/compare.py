@@ -76,6 +76,8 @@ def correction(
     assert (out.weights is None) == (wanted.weights is None), case
     if wanted.weights is not None:
         within, sizes = margin(computes, FORMULA), exponents(wanted, spec.weight)
+        if spec.weight is not None and (spec.weight.over, spec.weight.normalize) == ("token", None):
+            sizes = [1.0] * len(sizes)  # a token's own exponent counts below
         for s, rows in enumerate(zip(laid.read(out.weights), wanted.weights, strict=True)):
             for t, (a, b) in enumerate(zip(*rows, strict=True)):
                 size = max(sizes[s], abs(math.log(b)) if b > 0.0 else 0.0)
