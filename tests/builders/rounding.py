@@ -17,7 +17,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor
 
@@ -34,6 +33,9 @@ def margin(dtype: torch.dtype = torch.float64, terms: int = SUM, size: float = 1
 
 def near(wanted: Any, dtype: torch.dtype = torch.float64, terms: int = SUM, size: float = 1.0) -> Any:
     """Numbers, a list or a mapping of them to compare with by ==; a size of 0 leaves the relative part alone."""
+    # lab.aot imports this module where .ci/release/smoke.py runs: with torch alone, without pytest.
+    import pytest
+
     return pytest.approx(wanted, rel=margin(dtype, terms), abs=margin(dtype, terms, size), nan_ok=True)
 
 

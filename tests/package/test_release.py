@@ -6,6 +6,7 @@ import ast
 import io
 import re
 import runpy
+import subprocess
 import sys
 import tarfile
 import types
@@ -72,6 +73,14 @@ def test_a_wheel_holds_the_tracked_files_and_no_other(change, wrong, tool, tmp_p
     else:
         with pytest.raises(SystemExit, match=re.escape(wrong)):
             check.check(str(wheel))
+
+
+def test_kernels_compile_ahead_without_what_tests_need():
+    """The smoke test of a release runs lab.aot where the package, torch and what torch requires are all there is."""
+    absent = ("pytest", "_pytest", "hypothesis", "rich", "matplotlib", "yaml", "xdist")
+    code = f"import sys; sys.path.append('tests'); sys.modules.update(dict.fromkeys({absent})); import lab.aot.report"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_the_card_of_the_hub_runs(monkeypatch):
