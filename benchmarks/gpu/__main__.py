@@ -43,7 +43,8 @@ def compile_ours(options: argparse.Namespace) -> None:
         with compiled_meanwhile(len(os.sched_getaffinity(0))):
             for case, operation in planned(options.tiny, options.cases):
                 ours(make(case, "cuda"), operation)[0]()
-    except Exception:  # noqa: BLE001 - the operation that raises does so again when it is measured, and is reported
+    except Exception:  # noqa: BLE001  (said below)
+        # The operation that raises does so again when it is measured; `measured` reports it as a problem.
         traceback.print_exc()
 
 

@@ -46,7 +46,7 @@ def arguments(rank, **changes):
 
 
 def errors_of(call, ranks=3):
-    """What each rank raises, by its number and its member of a process group; "" where it raises nothing."""
+    """The error of each rank as text, by its number and its member of a process group; "" where it raises none."""
 
     def of_rank(rank):
         try:

@@ -1,4 +1,4 @@
-"""What a call answers next to what an oracle does: masks and decisions exactly, all else but for rounding."""
+"""Comparisons of calls with the oracles: masks and decisions exactly, all else but for rounding."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tests of the kernels share: tiles, calls of given tensors, and the comparison with plain torch.
+"""Builders for tests of the kernels: tiles, calls of given tensors, and the comparison with plain torch.
 
 Kernels run between fences: inputs lie in the middle of garbage, and so does what the kernels allocate, which is garbage
 itself until they write it. What they read and should not have read shows in their results.

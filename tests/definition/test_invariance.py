@@ -147,7 +147,7 @@ def test_a_loss(block):
 @pytest.mark.parametrize("name", invariance.LOOKING)
 @pytest.mark.parametrize("block", SEEDS)
 def test_a_loss_that_looks(block, name):
-    """What is decided of a batch hangs on no order and no layout, down to float32's bits of each token's slope."""
+    """A surrogate that looks at the batch decides the same in any order and layout: slopes are equal as float32."""
     for seed in seeds(block):
         drawn = invariance.loss(seed, (name,), torch.float32)
         drawn.loss = replace(drawn.loss, mean=rc.Mean("sum"))

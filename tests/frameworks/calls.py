@@ -16,6 +16,16 @@ TRAIN = ROLLOUT.roll(1, 1)  # the bug that the doctor is to find in what was dum
 MASK = torch.ones(4, 60)
 
 
+def batch(dtype=torch.float32, mask_dtype=torch.float32):
+    """Rows with holes, one of them empty."""
+    made = torch.Generator().manual_seed(3)
+    rollout = torch.rand(6, 9, generator=made).log()
+    train = rollout + 0.2 * torch.randn(6, 9, generator=made)
+    mask = torch.rand(6, 9, generator=made) < 0.7
+    mask[4] = False
+    return train.to(dtype), rollout.to(dtype), mask.to(mask_dtype)
+
+
 class DataProto(SimpleNamespace):
     """As much of verl's as the drop-in uses: tensors by name."""
 

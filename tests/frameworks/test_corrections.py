@@ -1,4 +1,4 @@
-"""What the drop-ins have in common where tests/conformance, which compares their results, does not look."""
+"""Dtypes, numbers that are not finite, empty rows and errors of all drop-ins; tests/conformance compares results."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 from builders.config_cases import error, rows
 from builders.rounding import near
-from frameworks.calls import CALLS, drop_in_of
+from frameworks.calls import CALLS, batch, drop_in_of
 
 pytestmark = pytest.mark.usefixtures("frameworks_there")
 
@@ -23,16 +23,6 @@ SETTINGS = {
     "areal": {"metric": "kl_k3", "upper": 0.5},
 }
 OFF = {"verl": {}, "skyrl": {}, "xtuner": {"rollout_is_veto_threshold": (20.0, 0.0)}}
-
-
-def batch(dtype=torch.float32, mask_dtype=torch.float32):
-    """Rows with holes, one of them empty."""
-    made = torch.Generator().manual_seed(3)
-    rollout = torch.rand(6, 9, generator=made).log()
-    train = rollout + 0.2 * torch.randn(6, 9, generator=made)
-    mask = torch.rand(6, 9, generator=made) < 0.7
-    mask[4] = False
-    return train.to(dtype), rollout.to(dtype), mask.to(mask_dtype)
 
 
 def corrected(name, train, rollout, mask, settings=None, **switches):

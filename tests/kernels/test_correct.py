@@ -1,4 +1,4 @@
-"""What random calls do not draw: batches of nothing, odd masks, dtypes that a caller may bring, old versions."""
+"""Corrections that random calls do not draw: batches of nothing, odd masks, dtypes of callers, old versions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What random losses and steps do not draw, on the kernels: batches of nothing, values at the ends of ranges, bits."""
+"""Inputs that random losses do not draw, on the kernels: batches of nothing, values at the ends of ranges, bits."""
 
 from __future__ import annotations
 

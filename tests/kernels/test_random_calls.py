@@ -97,7 +97,7 @@ def test_steps(name, number, device):
 # Where NaN propagates the oracle has no sums: such a step is in test_step.py.
 @pytest.mark.parametrize("name", [name for name in STEP_VARIANTS if name != "tis_propagate"])
 def test_declared_steps(name, device):
-    """What is compiled ahead of time: in one pass, and those that decide about sequences first."""
+    """Steps of variants that are compiled ahead of time: in one pass, and those that decide about sequences first."""
     call = of_variant(STEP_VARIANTS[name], "interpreted", (5, 1, 0, 26, 3))
     call = between_fences(call, device)
     with shaped(MIDDLE), unchecked(), watched():

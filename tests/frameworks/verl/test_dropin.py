@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import threading
+from functools import partial
 from types import ModuleType
 
 import pytest
@@ -13,6 +14,7 @@ import torch
 import rollout_corr as rc
 from builders.rounding import assert_near, near
 from builders.threaded_ranks import Rank, Ranks
+from frameworks import calls
 from frameworks.calls import DataProto
 from rollout_corr.frameworks.verl import dropin
 
@@ -26,14 +28,7 @@ EVERYTHING = {
 
 pytestmark = pytest.mark.usefixtures("frameworks_there")
 
-
-def batch(dtype=torch.float32, mask_dtype=torch.int64):
-    made = torch.Generator().manual_seed(3)
-    rollout = torch.rand(6, 9, generator=made).log()
-    train = rollout + 0.2 * torch.randn(6, 9, generator=made)
-    mask = torch.rand(6, 9, generator=made) < 0.7
-    mask[4] = False
-    return train.to(dtype), rollout.to(dtype), mask.to(mask_dtype)
+batch = partial(calls.batch, mask_dtype=torch.int64)
 
 
 def correct(*given, **options):
