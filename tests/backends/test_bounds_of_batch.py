@@ -124,7 +124,7 @@ def test_groups_that_a_weight_does_not_divide_by_change_nothing(normalize):
 
 
 def test_a_bound_inside_a_loss_decides_on_the_new_policy():
-    """And has no gradient: the loss is that of a ready mask."""
+    """A decided bound has no gradient: the loss equals the one under a ready mask."""
     old, rollout, noise, advantages = torch.randn(4, 3, 8, generator=torch.Generator().manual_seed(1)).double()
     new = (old + 0.1 * noise).requires_grad_()
     spec = rc.Spec(criteria=(rc.Criterion("abs", upper=rc.Quantile(0.9), of="new/rollout"),))

@@ -69,7 +69,7 @@ MIXED = (
 
 
 def assert_same_sums(call, device, shapes):
-    """Every statistic of the kernels is that of plain torch; give those of the kernels by name."""
+    """Require the statistics of the kernels to equal those of plain torch, and return them by name."""
     reference = call.corrected(call.spec, "torch")
     with shaped(shapes), unchecked(), watched():
         out = between_fences(call, device).corrected(call.spec, "triton")

@@ -51,13 +51,13 @@ def test_odd_external_values(odd, device):
     x, external = torch.full((2, 9), -1.0), torch.zeros(2, 9)
     external[1, 8] = odd
     # Other tokens decide: infinity is not the smallest of its sequence, nor minus infinity the largest.
-    beside = {"min": math.inf, "max": -math.inf}
+    neutral = {"min": math.inf, "max": -math.inf}
     criteria, passes = [], []
     for side, bound, open_to in (("upper", 0.5, -math.inf), ("lower", -0.5, math.inf)):
         for reduce in (None, *REDUCTIONS):
             unit = {} if reduce is None else {"over": "sequence", "reduce": reduce}
             criteria.append(C("external", name="x", **unit, **{side: bound}, label=str(len(criteria))))
-            passes.append(odd in (open_to, beside.get(reduce)))
+            passes.append(odd in (open_to, neutral.get(reduce)))
     for nonfinite in ("reject", "propagate"):
         spec = rc.Spec(criteria=tuple(criteria), nonfinite=nonfinite)
         out, _ = check(given(spec, x, x, external={"x": external}), device)

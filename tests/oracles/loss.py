@@ -377,7 +377,7 @@ def contrasts(s, sequences: list[Sequence]) -> dict[int, tuple[Scores, Scores]]:
 def contrast(s, looked, all_x):
     """REAL's loss of each token of a sequence.
 
-    The slope is that of the sum over the group's sequences of their mean token loss, times the sequence's tokens.
+    Its slope is the derivative of the sum of the group's mean token losses, times the tokens of the sequence.
     """
     if looked is None:
         return 0.0
